@@ -1,0 +1,1 @@
+"""What a task needs from the tokens."""

@@ -1,0 +1,89 @@
+"""The only loop over the blocks: full forward, reduced forward and Jacobian tail alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from foveate.backbones import Backbone, Heads
+from foveate.tokens import Tokens
+
+Place = Literal["before", "between"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a step may look at: the block it stands at, and its projections if they are known.
+
+    Attributes:
+        backbone: The network.
+        depth: The block's index.
+        heads: The block's queries, keys and values of the tokens a step is given, free of
+            charge between attention and MLP; None before the block.
+    """
+
+    backbone: Backbone
+    depth: int
+    heads: Heads | None = None
+
+    def project(self, tokens: Tokens) -> Heads:
+        """Queries, keys and values of ``tokens``; computed here if the block has not yet."""
+        return self.heads or self.backbone.project(self.depth, tokens)
+
+
+class Step(Protocol):
+    """A change of the tokens at one block.
+
+    Attributes:
+        place: ``before`` the block, or ``between`` its attention and its MLP.
+    """
+
+    place: Place
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+        """Return the changed tokens."""
+
+
+Steps = Mapping[int, Sequence[Step]]
+NO_STEPS: Steps = {}
+
+
+def run(
+    backbone: Backbone,
+    tokens: Tokens,
+    start: int,
+    stop: int,
+    steps: Steps = NO_STEPS,
+    taps: Sequence[int] = (),
+) -> tuple[Tokens, dict[int, Tokens]]:
+    """Run blocks ``start`` to ``stop - 1``.
+
+    Args:
+        backbone: The network.
+        tokens: Tokens that enter block ``start``.
+        start: First block to run.
+        stop: First block not to run.
+        steps: Per depth, the steps to take at that block.
+        taps: Depths at which to keep the tokens that enter (before any step); ``stop``
+            keeps what leaves the last block.
+
+    Returns:
+        The tokens after the last block, and the kept tokens by depth.
+    """
+    kept = {}
+    for depth in range(start, stop):
+        if depth in taps:
+            kept[depth] = tokens
+        here = steps.get(depth, ())
+        for step in here:
+            if step.place == "before":
+                tokens = step(tokens, Block(backbone, depth))
+        heads = backbone.project(depth, tokens)
+        tokens = backbone.attend(depth, tokens, heads)
+        for step in here:
+            if step.place == "between":
+                tokens = step(tokens, Block(backbone, depth, heads))
+                heads = None  # they describe the tokens before the step
+        tokens = backbone.transform(depth, tokens)
+    if stop in taps:
+        kept[stop] = tokens
+    return tokens, kept
