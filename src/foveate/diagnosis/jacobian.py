@@ -64,3 +64,108 @@ def open_tap(backbone: Backbone, task: Task, images: Tensor, depth: int) -> Tap:
         return task.decode(backbone, features, tokens.layout).flatten(1)
 
     return Tap(tokens, tail)
+
+
+@dataclass
+class Products:
+    """How many products with the Jacobian of each image have been taken."""
+
+    jvp: int = 0
+    vjp: int = 0
+
+
+class TokenJacobian:
+    r"""Per-image Jacobian of a task output with respect to the tokens at a tap.
+
+    For image b this is :math:`J \in \mathbb{R}^{M \times (P + N) C}`, never formed. Products
+    come in blocks of probes: one call serves all probes and all images, since no image acts
+    on another.
+
+    Args:
+        tail: What follows the tap, ``(B, P + N, C) -> (B, M)``; deterministic, and treating
+            images independently.
+        tokens: Tokens at the tap, ``(B, P + N, C)``.
+        chunk_size: Probes per pass through the tail; all at once if None.
+
+    Raises:
+        ValueError: If the tail does not return ``(B, M)``.
+    """
+
+    def __init__(self, tail: Tail, tokens: Tensor, chunk_size: int | None = None) -> None:
+        self.tail = tail
+        self.tokens = tokens.detach()
+        self.chunk_size = chunk_size
+        self.products = Products()
+        # Fused attention has no forward derivative and no batching rule for its backward.
+        with sdpa_kernel(SDPBackend.MATH):
+            self.output, self._pull_back, *_ = vjp(tail, self.tokens)
+        if self.output.ndim != 2 or len(self.output) != len(tokens):
+            raise ValueError(
+                f"tail must map (B, N, C) to (B, M) with B={len(tokens)}; "
+                f"got an output of shape {tuple(self.output.shape)}."
+            )
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the task, M."""
+        return self.output.shape[1]
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        """Push token directions forward: ``J v``, ``(R, B, P + N, C) -> (R, B, M)``."""
+        self.products.jvp += len(directions)
+
+        def push(v: Tensor) -> Tensor:
+            return jvp(self.tail, (self.tokens,), (v,))[1]
+
+        with sdpa_kernel(SDPBackend.MATH):
+            return vmap(push, chunk_size=self.chunk_size)(directions)
+
+    def vjp(self, cotangents: Tensor) -> Tensor:
+        """Pull output directions back: ``J^T u``, ``(R, B, M) -> (R, B, P + N, C)``."""
+        self.products.vjp += len(cotangents)
+        with sdpa_kernel(SDPBackend.MATH):
+            return vmap(lambda u: self._pull_back(u)[0], chunk_size=self.chunk_size)(
+                cotangents
+            )
+
+
+def check_adjoint(jacobian: TokenJacobian, generator: Generator) -> float:
+    r"""Compare :math:`\langle J v, u \rangle` with :math:`\langle v, J^\top u \rangle`.
+
+    A tail that detaches or runs under ``no_grad`` makes pull-backs zero without an error.
+    Cost: one JVP and one VJP.
+
+    Args:
+        jacobian: The Jacobian to check.
+        generator: Source of u and v.
+
+    Returns:
+        The largest relative disagreement over the images.
+
+    Raises:
+        ValueError: If it exceeds 1e-3, or if both products are zero.
+    """
+    tokens, output = jacobian.tokens, jacobian.output
+    v = torch.randn(
+        tokens.shape, generator=generator, dtype=tokens.dtype, device=tokens.device
+    )
+    u = torch.randn(
+        output.shape, generator=generator, dtype=output.dtype, device=output.device
+    )
+    pushed, pulled = jacobian.jvp(v[None])[0], jacobian.vjp(u[None])[0]
+    forward = (pushed * u).sum(1)
+    backward = (pulled * v).flatten(1).sum(1)
+    scale = pushed.norm(dim=1) * u.norm(dim=1) + pulled.flatten(1).norm(dim=1) * v.flatten(
+        1
+    ).norm(dim=1)
+    if (scale == 0).any():
+        raise ValueError(
+            "tail must depend on the tokens; its Jacobian is zero (does it detach?)."
+        )
+    error = float(((forward - backward).abs() / scale).max())
+    if not error < 1e-3:
+        raise ValueError(
+            "tail must be differentiable in both directions; JVP and VJP disagree by "
+            f"{error:.1e} of their size (does the decoder detach or use no_grad?)."
+        )
+    return error
