@@ -54,8 +54,8 @@ class Backbone(Protocol):
     def finish(self, x: Tensor) -> Tensor:
         """Apply the final norm, ``(B, T, C) -> (B, T, C)``."""
 
-    def macs_per_token(self, depth: int) -> int:
-        """Multiply-adds of the linear layers of block ``depth`` for one token."""
+    def macs_per_token(self, depth: int) -> tuple[int, int]:
+        """Multiply-adds of block ``depth``'s linear layers for one token: attention, MLP."""
 
     def attention_channels(self, depth: int) -> int:
         """Channels of all heads of block ``depth`` together."""

@@ -191,9 +191,15 @@ class HuggingFaceBackbone(nn.Module):
         """Apply the final norm."""
         return self.network.get_submodule(self.trunk.norm)(x)
 
-    def macs_per_token(self, depth: int) -> int:
-        """Multiply-adds of the linear layers of block ``depth`` for one token."""
-        return linear_macs(self.block(depth))
+    def macs_per_token(self, depth: int) -> tuple[int, int]:
+        """Multiply-adds of block ``depth``'s linear layers for one token: attention, MLP."""
+        names, block = _BLOCKS[self.block_kind], self.block(depth)
+        attention_paths = (names.query, names.key, names.value, *names.after_attention)
+        in_attention, in_mlp = (
+            sum(linear_macs(block.get_submodule(path)) for path in paths)
+            for paths in (attention_paths, names.mlp)
+        )
+        return in_attention, in_mlp
 
     def attention_channels(self, depth: int) -> int:
         """Channels of all heads of block ``depth`` together."""
