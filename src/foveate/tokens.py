@@ -36,8 +36,9 @@ class Tokens:
     None says "nothing has happened yet", so that an unreduced forward pays for nothing.
 
     A removed patch n is read back as
-    :math:`\hat x_n = \sum_s w_{ns} x_{\mathrm{stand\_in}(n,s)} + \alpha\,\mathrm{offset}_n`.
-    A stand-in of -1 contributes zero; then the offset alone is the feature ("frozen").
+    :math:`\hat x_n = \sum_s w_{ns} x_{\mathrm{stand\_in}(n,s)} + \mathrm{offset}_n`.
+    A stand-in of -1 contributes zero: nobody speaks for the patch, and the offset alone is
+    its feature.
 
     Attributes:
         x: Prefix and patch tokens, ``(B, P + K, C)``.
@@ -48,6 +49,8 @@ class Tokens:
         weight: Weight of each stand-in, ``(B, N, S)``; None while S is 1.
         offset: What a copy of the stand-in lacks, ``(B, N, C)``; None if not stored.
         position: Rotary embedding of each patch, ``(B, K, R)``; None without rotation.
+        grid_position: ``position`` of the full grid, ``(B, N, R)``, once patches are gone.
+        proportional: Whether attention weighs each key by its size.
     """
 
     x: Tensor
@@ -57,6 +60,8 @@ class Tokens:
     weight: Tensor | None = None
     offset: Tensor | None = None
     position: Tensor | None = None
+    grid_position: Tensor | None = None
+    proportional: bool = False
 
     @property
     def num_patches(self) -> int:
@@ -81,13 +86,14 @@ class Tokens:
         return torch.ones(shape, device=self.x.device, dtype=torch.float32)
 
     def key_bias(self) -> Tensor | None:
-        """Bias of proportional attention, log size of each key; None while no size is known.
+        """Bias of proportional attention: the log size of each key.
 
         Returns:
-            ``(B, 1, 1, P + K)`` in the dtype of ``x``, or None, because any mask takes
-            attention off its fastest kernel.
+            ``(B, 1, 1, P + K)`` in the dtype of ``x``. None while all sizes are 1 or when
+            attention is not proportional, because any mask takes attention off its fastest
+            kernel.
         """
-        if self.size is None:
+        if self.size is None or not self.proportional:
             return None
         bias = torch.nn.functional.pad(self.size.log(), (self.layout.num_prefix, 0))
         return bias.to(self.x.dtype)[:, None, None, :]

@@ -1,0 +1,1 @@
+"""Fewer tokens: score, budget, action, recovery."""

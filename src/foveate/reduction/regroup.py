@@ -1,0 +1,172 @@
+"""Fewer patches, and where they went: the one move that every action is made of."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foveate.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which patches stay, and who speaks for the others. K patches become K'.
+
+    Attributes:
+        lead: One patch of every group, ascending, ``(B, K')``. Its place on the grid, and
+            its rotary position, become the group's.
+        group: Group of every patch, index below K', ``(B, K)``; -1 if nobody speaks for it.
+        share: How a group's feature is made: ``mean`` weighs its members by size, ``lead``
+            takes the lead's feature as it is, and numbers ``(B, K)`` are weights of a sum.
+    """
+
+    lead: Tensor
+    group: Tensor
+    share: Literal["mean", "lead"] | Tensor = "mean"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is stored of a removed patch, for the day the grid is filled again.
+
+    Attributes:
+        alpha: Share of what the stand-in lacks; 0 stores nothing.
+        freeze: Store the whole feature instead; the patch then has no stand-in.
+    """
+
+    alpha: float = 0.0
+    freeze: bool = False
+
+
+NOTHING = Memory()
+
+
+def regroup(tokens: Tokens, grouping: Grouping, memory: Memory = NOTHING) -> Tokens:
+    r"""Replace every group of patches by one.
+
+    With ``share="mean"`` the feature is
+    :math:`m_g = \sum_{i \in g} s_i x_i / \sum_{i \in g} s_i`, accumulated in float32. Sizes
+    add up in every case. Prefix tokens are untouched, and the groups keep the order of the
+    grid. Cost: one pass over the patches.
+
+    Args:
+        tokens: Tokens with K patches.
+        grouping: Which patches stay.
+        memory: What to store of the others.
+
+    Returns:
+        Tokens with K' patches.
+    """
+    before = tokens.stand_in if tokens.stand_in is not None else _identity(tokens)
+    x, size = _features(tokens, grouping)
+    offset = tokens.offset
+    if memory.alpha or memory.freeze:
+        lost = _lost(tokens.patches, x, grouping, memory)
+        mine = speak(lost, before, tokens.weight)  # (B, K, C) -> (B, N, C)
+        offset = mine if offset is None else offset + mine
+    position = tokens.position
+    return tokens.with_(
+        x=torch.cat([tokens.prefix, x], dim=1),
+        size=size,
+        stand_in=_follow(before, nobody_if_frozen(grouping, memory)),
+        offset=offset,
+        position=None if position is None else pick(position, grouping.lead),
+        grid_position=position if tokens.grid_position is None else tokens.grid_position,
+    )
+
+
+def lead_groups(is_lead: Tensor, target: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Number the groups that patches form by pointing at a lead.
+
+    Args:
+        is_lead: Whether a patch leads a group, ``(B, K)``; true ``keep`` times an image.
+        target: For every patch the index of its lead, or -1, ``(B, K)``.
+        keep: Groups in every image, K'.
+
+    Returns:
+        Leads, ascending, ``(B, keep)``, and the group of every patch, ``(B, K)``.
+    """
+    # A stable sort of the flags keeps the order of the grid, and its shape is static.
+    lead = is_lead.byte().sort(dim=1, descending=True, stable=True).indices[:, :keep]
+    number = is_lead.cumsum(1) - 1  # right at leads, which is where it is read
+    group = number.gather(1, target.clamp(min=0))
+    return lead, torch.where(target < 0, -1, group)
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """Rows by index: ``(B, K, C)`` at ``(B, K')`` gives ``(B, K', C)``."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def sum_groups(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Sum over the members of every group, ``(B, K, C)`` to ``(B, num_groups, C)``."""
+    batch, _, channels = values.shape
+    first = num_groups * torch.arange(batch, device=group.device)[:, None]
+    total = values.new_zeros(batch * num_groups, channels)
+    total = total.index_add(0, (group + first).flatten(), values.flatten(0, 1))
+    return total.unflatten(0, (batch, num_groups))
+
+
+def speak(values: Tensor, stand_in: Tensor, weight: Tensor | None) -> Tensor:
+    """What the stand-ins of every original patch say, ``(B, K, C)`` to ``(B, N, C)``.
+
+    Args:
+        values: One row for every patch there is.
+        stand_in: Who speaks for each original patch, ``(B, N, S)``; -1 says nothing.
+        weight: Weight of each of the S stand-ins, ``(B, N, S)``; None for S = 1.
+
+    Returns:
+        Weighted sums over the stand-ins.
+    """
+    said = [
+        torch.where(index[..., None] < 0, 0.0, pick(values, index.clamp(min=0)))
+        for index in stand_in.unbind(-1)
+    ]
+    if weight is None:
+        return said[0]
+    return sum(v * w[..., None] for v, w in zip(said, weight.unbind(-1), strict=True))
+
+
+def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor | None]:
+    """Features and sizes of the groups."""
+    lead, group, share = grouping.lead, grouping.group, grouping.share
+    keep = lead.shape[1]
+    heard = group >= 0
+    column = torch.where(heard, tokens.sizes(), 0.0)[..., None]  # (B, K, 1)
+    total = sum_groups(column, group.clamp(min=0), keep)
+    if isinstance(share, str) and share == "lead":
+        return pick(tokens.patches, lead), total[..., 0]
+    weight = column if isinstance(share, str) else torch.where(heard, share, 0.0)[..., None]
+    x = sum_groups(tokens.patches.float() * weight, group.clamp(min=0), keep)
+    x = x / total if isinstance(share, str) else x
+    return x.to(tokens.x.dtype), total[..., 0]
+
+
+def _lost(patches: Tensor, x: Tensor, grouping: Grouping, memory: Memory) -> Tensor:
+    """What each patch loses in this step, ``(B, K, C)``; nothing if it stays as it is."""
+    if memory.freeze:
+        gone = nobody_if_frozen(grouping, memory) < 0
+        return torch.where(gone[..., None], patches, 0.0)
+    return memory.alpha * (patches - pick(x, grouping.group.clamp(min=0)))
+
+
+def nobody_if_frozen(grouping: Grouping, memory: Memory) -> Tensor:
+    """Groups of the patches, where a frozen patch belongs to none, ``(B, K)``."""
+    if not memory.freeze:
+        return grouping.group
+    index = torch.arange(grouping.group.shape[1], device=grouping.group.device)
+    leads = grouping.lead.gather(1, grouping.group.clamp(min=0))
+    return torch.where(leads == index, grouping.group, -1)
+
+
+def _identity(tokens: Tokens) -> Tensor:
+    """Stand-ins while every patch speaks for itself, ``(B, N, 1)``."""
+    here = torch.arange(tokens.num_patches, device=tokens.x.device)
+    return here.expand(tokens.x.shape[0], -1)[..., None]
+
+
+def _follow(stand_in: Tensor, group: Tensor) -> Tensor:
+    """Stand-ins of the original patches after the stand-ins themselves have moved."""
+    moved = group.gather(1, stand_in.clamp(min=0).flatten(1)).view_as(stand_in)
+    return torch.where(stand_in < 0, -1, moved)
