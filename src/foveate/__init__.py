@@ -1,6 +1,29 @@
 """Find out which tokens a task depends on, and spend computation there."""
 
-from foveate.models import Model, open_model
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Model", "open_model"]
+if TYPE_CHECKING:
+    from foveate.models import Model as Model
+    from foveate.models import open_model as open_model
+
 __version__ = "0.1.0"
+
+# Imported at first use (PEP 562): ``import foveate`` and the command line are quick.
+_HOMES = {
+    "Model": "foveate.models",
+    "open_model": "foveate.models",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foveate' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
