@@ -1,4 +1,4 @@
-"""Images to tokens, one block at a time: what every supported network looks like from here."""
+"""Images to tokens, one block at a time: what every supported network looks like."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -7,7 +7,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from foveate.tokens import Tokens
 
-__all__ = ["Backbone", "Heads", "UnsupportedModelError", "attention", "open_backbone"]
+__all__ = [
+    "Backbone",
+    "Heads",
+    "UnsupportedModelError",
+    "attention",
+    "check_children",
+    "grid_of",
+    "linear_macs",
+    "open_backbone",
+]
 
 
 class Heads(NamedTuple):
@@ -25,7 +34,7 @@ class UnsupportedModelError(ValueError):
 class Backbone(Protocol):
     """A frozen Vision Transformer, seen as four steps.
 
-    Implementations are ``nn.Module`` objects that hold the user's network and never edit it.
+    Implementations are ``nn.Module`` objects that hold the user's network, never edited.
 
     Attributes:
         num_blocks: Transformer blocks.
@@ -40,7 +49,7 @@ class Backbone(Protocol):
     has_class_token: bool
 
     def embed(self, images: Tensor) -> Tokens:
-        """Turn images into the tokens that enter block 0, ``(B, 3, H, W) -> (B, P + N, C)``."""
+        """Tokens that enter block 0, ``(B, 3, H, W) -> (B, P + N, C)``."""
 
     def project(self, depth: int, tokens: Tokens) -> Heads:
         """Queries, keys and values of block ``depth``, normalised and rotated."""
@@ -55,27 +64,78 @@ class Backbone(Protocol):
         """Apply the final norm, ``(B, T, C) -> (B, T, C)``."""
 
     def macs_per_token(self, depth: int) -> tuple[int, int]:
-        """Multiply-adds of block ``depth``'s linear layers for one token: attention, MLP."""
+        """Multiply-adds of a block's linear layers for one token: attention, MLP."""
 
     def attention_channels(self, depth: int) -> int:
         """Channels of all heads of block ``depth`` together."""
 
 
-def attention(heads: Heads, key_bias: Tensor | None) -> Tensor:
+def attention(heads: Heads, key_bias: Tensor | None, dropout: float = 0.0) -> Tensor:
     r"""Multi-head attention with a bias per key.
 
-    :math:`\mathrm{softmax}(QK^\top/\sqrt{d} + b) V`, where b is the log size of each key, so
-    that a merged token counts as often as the patches behind it.
+    :math:`\mathrm{softmax}(QK^\top/\sqrt{d} + b) V`, where b is the log size of each key,
+    so that a merged token counts as often as the patches behind it.
 
     Args:
         heads: Queries, keys and values, ``(B, heads, T, d)``.
         key_bias: ``(B, 1, 1, T)`` or None; with None the fastest kernel is used.
+        dropout: Share of attention weights set to zero; 0 outside training.
 
     Returns:
         Concatenated heads, ``(B, T, heads * d)``.
     """
-    mixed = scaled_dot_product_attention(*heads, attn_mask=key_bias)  # (B, h, T, d)
-    return mixed.transpose(1, 2).flatten(2)
+    mixed = scaled_dot_product_attention(*heads, attn_mask=key_bias, dropout_p=dropout)
+    return mixed.transpose(1, 2).flatten(2)  # (B, heads, T, d) -> (B, T, heads * d)
+
+
+def grid_of(images: Tensor, patch_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the patch grid.
+
+    Args:
+        images: ``(B, 3, H, W)``.
+        patch_size: Height and width of a patch in pixels.
+
+    Returns:
+        Rows and columns.
+
+    Raises:
+        ValueError: If patches do not tile the images, or there is no batch.
+    """
+    if images.ndim != 4:
+        raise ValueError(f"images must have shape (B, 3, H, W); got {tuple(images.shape)}.")
+    (height, width), (high, wide) = images.shape[-2:], patch_size
+    if height % high or width % wide or not height or not width:
+        raise ValueError(
+            f"images must have sides divisible by the patch size ({high}, {wide}); "
+            f"got {height} x {width} pixels."
+        )
+    return height // high, width // wide
+
+
+def check_children(
+    module: nn.Module, paths: tuple[str, ...], kind: str, at: str = ""
+) -> None:
+    """Refuse a child module that none of ``paths`` leads to or through.
+
+    Args:
+        module: Where to look.
+        paths: Dotted paths to every module the adapter runs.
+        kind: Class name for the message.
+        at: Path of ``module`` with a dot behind it, for the message.
+
+    Raises:
+        UnsupportedModelError: Naming the first unknown child.
+    """
+    heads = {path.partition(".")[0] for path in paths}
+    for name, child in module.named_children():
+        if name not in heads:
+            raise UnsupportedModelError(
+                f"{kind} must consist of {', '.join(sorted(heads))}; got the unknown "
+                f"module '{at}{name}' ({type(child).__name__})."
+            )
+        below = tuple(p.partition(".")[2] for p in paths if p.startswith(f"{name}."))
+        if below:
+            check_children(child, below, kind, f"{at}{name}.")
 
 
 def linear_macs(module: nn.Module) -> int:

@@ -1,12 +1,21 @@
-"""Adapter for the Vision Transformers of ``transformers``: a table of names, and four steps."""
+"""Adapter for the Vision Transformers of ``transformers``: tables of names, four steps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foveate.backbones import Heads, UnsupportedModelError, attention, linear_macs
+from foveate.backbones import (
+    Heads,
+    UnsupportedModelError,
+    attention,
+    check_children,
+    grid_of,
+    linear_macs,
+)
 from foveate.tokens import Layout, Tokens
 
 
@@ -18,6 +27,7 @@ class BlockNames:
     query: str
     key: str
     value: str
+    dropout: str  # a number, the share of attention weights dropped in training
     after_attention: tuple[str, ...]
     norm2: str
     mlp: tuple[str, ...]
@@ -32,6 +42,7 @@ class TrunkNames:
     embed: tuple[str, ...] = ("embeddings",)
     rotary: str | None = None
     has_class_token: bool = True
+    resizes_on_demand: bool = False  # positions follow the image size only when asked
     ignored: tuple[str, ...] = ()
 
 
@@ -41,6 +52,7 @@ _CLIP = BlockNames(
     "self_attn.q_proj",
     "self_attn.k_proj",
     "self_attn.v_proj",
+    "self_attn.dropout",
     ("self_attn.out_proj",),
     "layer_norm2",
     ("mlp",),
@@ -48,6 +60,7 @@ _CLIP = BlockNames(
 _DINO = BlockNames(
     "norm1",
     *_QKV,
+    "attention.attention_dropout",
     ("attention.o_proj", "layer_scale1", "drop_path"),
     "norm2",
     ("mlp", "layer_scale2", "drop_path"),
@@ -55,12 +68,13 @@ _DINO = BlockNames(
 _BLOCKS = {
     "Dinov2Layer": _DINO,
     "Dinov2WithRegistersLayer": _DINO,
-    "DINOv3ViTLayer": _DINO,
+    "DINOv3ViTLayer": replace(_DINO, dropout="attention.dropout"),
     "CLIPEncoderLayer": _CLIP,
     "SiglipEncoderLayer": _CLIP,
     "ViTLayer": BlockNames(
         "layernorm_before",
         *_QKV,
+        "attention.attention_dropout",
         ("attention.o_proj", "dropout"),
         "layernorm_after",
         ("mlp", "dropout"),
@@ -70,6 +84,7 @@ _BLOCKS = {
         "attention.attention.query",
         "attention.attention.key",
         "attention.attention.value",
+        "attention.attention.dropout_prob",
         ("attention.output.dense", "attention.output.dropout"),
         "layernorm_after",
         ("intermediate", "output.dense", "output.dropout"),
@@ -84,19 +99,28 @@ _TRUNKS = {
     "Dinov2WithRegistersBackbone": _DINO_TRUNK,
     "DINOv3ViTModel": _DINO3_TRUNK,
     "DINOv3ViTBackbone": _DINO3_TRUNK,
-    "ViTModel": TrunkNames("layers", "layernorm", ignored=("pooler",)),
+    "ViTModel": TrunkNames(
+        "layers", "layernorm", ignored=("pooler",), resizes_on_demand=True
+    ),
     "DPTModel": TrunkNames("encoder.layer", "layernorm", ignored=("pooler",)),
     "CLIPVisionModel": TrunkNames(
-        "encoder.layers", "post_layernorm", embed=("embeddings", "pre_layrnorm")
+        "encoder.layers",
+        "post_layernorm",
+        embed=("embeddings", "pre_layrnorm"),
+        resizes_on_demand=True,
     ),
     "SiglipVisionModel": TrunkNames(
-        "encoder.layers", "post_layernorm", has_class_token=False, ignored=("head",)
+        "encoder.layers",
+        "post_layernorm",
+        has_class_token=False,
+        ignored=("head",),
+        resizes_on_demand=True,
     ),
 }
 
 
 class HuggingFaceBackbone(nn.Module):
-    """A bare Vision Transformer of ``transformers``, as a :class:`~foveate.backbones.Backbone`.
+    """A bare Vision Transformer of ``transformers`` behind the protocol of backbones.
 
     Args:
         network: One of the classes named in this module's table of trunks.
@@ -115,7 +139,12 @@ class HuggingFaceBackbone(nn.Module):
             )
         self.trunk = _TRUNKS[kind]
         self.network = network
-        config = network.config
+        config: Any = network.config
+        if getattr(config, "is_hybrid", False):
+            raise UnsupportedModelError(
+                "network must embed patches by itself; got a hybrid DPT, which embeds them "
+                "through a convolutional network (config.is_hybrid)."
+            )
         blocks = network.get_submodule(self.trunk.blocks)
         assert isinstance(blocks, nn.ModuleList)
         self.block_kind = check_blocks(blocks)
@@ -125,6 +154,7 @@ class HuggingFaceBackbone(nn.Module):
         self.num_heads = int(config.num_attention_heads)
         self.has_class_token = self.trunk.has_class_token
         self.patch_size = _pair(config.patch_size)
+        self.native_size = _pair(config.image_size)
 
     def block(self, depth: int) -> nn.Module:
         """Block ``depth`` of the network."""
@@ -132,11 +162,12 @@ class HuggingFaceBackbone(nn.Module):
 
     def embed(self, images: Tensor) -> Tokens:
         """Turn images into the tokens that enter block 0."""
-        rows, columns = (side // p for side, p in zip(images.shape[-2:], self.patch_size, strict=True))
+        grid = grid_of(images, self.patch_size)
         x = self._embeddings(images)
         for path in self.trunk.embed[1:]:
             x = self.network.get_submodule(path)(x)
-        layout = Layout(x.shape[1] - rows * columns, (rows, columns), tuple(images.shape[-2:]))
+        size = (images.shape[-2], images.shape[-1])
+        layout = Layout(x.shape[1] - grid[0] * grid[1], grid, size)
         position = None
         if self.trunk.rotary is not None:
             cos, sin = self.network.get_submodule(self.trunk.rotary)(images)
@@ -144,14 +175,11 @@ class HuggingFaceBackbone(nn.Module):
         return Tokens(x, layout, position=position)
 
     def _embeddings(self, images: Tensor) -> Tensor:
-        embeddings = self.network.get_submodule("embeddings")
-        resized = tuple(images.shape[-2:]) != _pair(self.network.config.image_size)
-        if self.trunk.rotary is None and "interpolate_pos_encoding" in (
-            embeddings.forward.__code__.co_varnames
-        ):
-            x = embeddings(images, interpolate_pos_encoding=resized)
-        else:
-            x = embeddings(images)
+        embeddings = self.network.get_submodule(self.trunk.embed[0])
+        if self.trunk.resizes_on_demand:
+            resized = tuple(images.shape[-2:]) != self.native_size
+            return embeddings(images, interpolate_pos_encoding=resized)
+        x = embeddings(images)
         return getattr(x, "last_hidden_states", x)  # DPT wraps its tokens
 
     def project(self, depth: int, tokens: Tokens) -> Heads:
@@ -170,8 +198,10 @@ class HuggingFaceBackbone(nn.Module):
 
     def attend(self, depth: int, tokens: Tokens, heads: Heads) -> Tokens:
         """First half of block ``depth``: ``x + attention``."""
-        x = attention(heads, tokens.key_bias())
-        return self._residual(depth, tokens, x, _BLOCKS[self.block_kind].after_attention)
+        names = _BLOCKS[self.block_kind]
+        dropout = attrgetter(names.dropout)(self.block(depth)) if self.training else 0.0
+        x = attention(heads, tokens.key_bias(), dropout)
+        return self._residual(depth, tokens, x, names.after_attention)
 
     def transform(self, depth: int, tokens: Tokens) -> Tokens:
         """Second half of block ``depth``: ``x + mlp(norm(x))``."""
@@ -192,7 +222,7 @@ class HuggingFaceBackbone(nn.Module):
         return self.network.get_submodule(self.trunk.norm)(x)
 
     def macs_per_token(self, depth: int) -> tuple[int, int]:
-        """Multiply-adds of block ``depth``'s linear layers for one token: attention, MLP."""
+        """Multiply-adds of a block's linear layers for one token: attention, MLP."""
         names, block = _BLOCKS[self.block_kind], self.block(depth)
         attention_paths = (names.query, names.key, names.value, *names.after_attention)
         in_attention, in_mlp = (
@@ -233,30 +263,6 @@ def check_blocks(blocks: Iterable[nn.Module]) -> str:
     for block in blocks:
         check_children(block, (*paths, *names.after_attention, *names.mlp), kind)
     return kind
-
-
-def check_children(module: nn.Module, paths: tuple[str, ...], kind: str, at: str = "") -> None:
-    """Refuse a child module that none of ``paths`` leads to or through.
-
-    Args:
-        module: Where to look.
-        paths: Dotted paths to every module the adapter runs.
-        kind: Class name for the message.
-        at: Path of ``module``, for the message.
-
-    Raises:
-        UnsupportedModelError: Naming the first unknown child.
-    """
-    heads = {path.partition(".")[0] for path in paths}
-    for name, child in module.named_children():
-        if name not in heads:
-            raise UnsupportedModelError(
-                f"{kind} must consist of {', '.join(sorted(heads))}; got the unknown module "
-                f"'{at}{name}' ({type(child).__name__})."
-            )
-        below = tuple(p.partition(".")[2] for p in paths if p.startswith(f"{name}."))
-        if below:
-            check_children(child, below, kind, f"{at}{name}.")
 
 
 def rotate(x: Tensor, position: Tensor, num_prefix: int) -> Tensor:
