@@ -31,7 +31,7 @@ class ImageTransform:
         """Prepare one picture, ``(3, size, size)``; one of that size passes unresampled."""
         from torchvision.transforms.v2 import functional
 
-        image = functional.to_dtype(functional.pil_to_tensor(to_rgb(picture)), scale=True)
+        image = functional.pil_to_tensor(to_rgb(picture)).float() / 255
         bicubic = functional.InterpolationMode.BICUBIC
         image = functional.resize(image, [self.size], interpolation=bicubic, antialias=True)
         image = functional.center_crop(image.clamp(0, 1), [self.size, self.size])

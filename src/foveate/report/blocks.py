@@ -55,7 +55,7 @@ class Layer:
 
     Attributes:
         label: What the values are.
-        image: Data URI of a picture with one pixel per patch; empty for the photograph alone.
+        image: Data URI of a picture, one pixel per patch; empty for the photograph alone.
         limits: Smallest and largest value in words.
     """
 

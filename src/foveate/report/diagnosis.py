@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from plotly import graph_objects as go
@@ -57,9 +57,9 @@ def section(record: Record, directory: Path) -> Section:
 
 
 SPECTRUM = (
-    "Singular values of the Jacobian of the task output with respect to the tokens: how far "
-    "the output moves when the tokens move by one unit along each direction. Thin: one image "
-    "each. Bold: geometric mean."
+    "Singular values of the Jacobian of the task output with respect to the tokens: how "
+    "far the output moves when the tokens move by one unit along each direction. Thin: one "
+    "image each. Bold: geometric mean."
 )
 ENERGY = (
     "Share of the squared sensitivity that the leading directions hold; κ_cap is its value "
@@ -171,8 +171,6 @@ def _add_mean(figure: go.Figure, mean: Sequence[float], label: str, colour: str)
 
 def _geometric_mean(curves: Sequence[Sequence[float]]) -> list[float]:
     """Geometric mean over images of each singular value, zero if one of them is."""
-    from statistics import geometric_mean
-
     ranks = zip(*curves, strict=False)
     return [geometric_mean(values) if min(values) > 0 else 0.0 for values in ranks]
 

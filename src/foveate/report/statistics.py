@@ -35,7 +35,7 @@ STATISTICS = {
 
 
 def in_figures(estimate: Mapping[str, float | None]) -> str:
-    """Mean and standard error of an estimate, as in ``0.485 ± 0.012``; a dash if unknown."""
+    """Mean and standard error of an estimate, ``0.485 ± 0.012``; a dash if unknown."""
     mean, error = estimate["mean"], estimate["standard_error"]
     shown = "-" if mean is None else f"{mean:.3g}"
     return shown if error is None else f"{shown} ± {error:.2g}"
