@@ -25,6 +25,11 @@ def test_hamilton_has_the_alabama_paradox_and_webster_has_not():
         assert sorted(np.subtract(more, less)) == [0, 0, 1]
 
 
+def test_webster_is_not_dhondt():
+    # Priorities 53, 24, 23, 53/3, 53/5, 24/3, 23/3; D'Hondt would give 4, 2, 1.
+    assert ref.webster([53, 24, 23], 7, [0] * 3, [9] * 3) == [3, 2, 2]
+
+
 def test_bounds_that_bind_on_both_sides():
     assert ref.hamilton([10, 1, 1], 12, [0, 3, 0], [5, 9, 9]) == [5, 4, 3]
     assert ref.hamilton([1, 10, 1], 12, [5, 0, 0], [20, 9, 20]) == [5, 6, 1]

@@ -101,6 +101,12 @@ def test_prune_and_many_to_one_by_hand():
     assert_array_equal(merged.group, pruned.group)
 
 
+def test_equal_scores_keep_the_lowest_index():
+    pruned = ref.prune(tiny_x(4), tiny_key([0, 90, 60, 10]), [1, 2, 2, 1], np.ones(4), 3)
+    assert_array_equal(pruned.x[:, 0], [100, 1, 2, 3])
+    assert_array_equal(pruned.group, [0, 1, 2, 0])
+
+
 def test_evit_by_hand():
     query, key = attention_by_keys([2, 1, 4, 3])
     kept = ref.evit(tiny_x(3), query, key, [1, 1, 1], 2, fuse=False)
@@ -113,7 +119,7 @@ def test_evit_by_hand():
 
 def test_diffrate_by_hand():
     # Kept 0 and 2; patch 3 merges by FEATURE into 2, plainly; 1 is pruned, near 0 by key.
-    x = np.array([[9, 9], [1, 0], [5, 5], [0, 1], [1, 3]], dtype=float)
+    x = np.array([[9, 9], [1, 0], [5, 6], [0, 1], [1, 3]], dtype=float)
     scores, key, size = [8, 1, 9, 2], tiny_key([0, 10, 60, 5]), [1, 1, 2, 4]
     reduced = ref.diffrate_by_scores(x, key, scores, size, 3, 2)
     assert_allclose(reduced.x, [[9, 9], [1, 0], [0.5, 2]])
