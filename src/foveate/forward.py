@@ -1,7 +1,7 @@
 """The only loop over the blocks: full forward, reduced forward and Jacobian tail alike."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from foveate.backbones import Backbone, Heads
@@ -12,7 +12,7 @@ Place = Literal["before", "between"]
 
 @dataclass(frozen=True)
 class Block:
-    """What a step may look at: the block it stands at, and its projections if they are known.
+    """What a step may look at: the block it stands at, and its projections if known.
 
     Attributes:
         backbone: The network.
@@ -26,7 +26,7 @@ class Block:
     heads: Heads | None = None
 
     def project(self, tokens: Tokens) -> Heads:
-        """Queries, keys and values of ``tokens``; computed here if the block has not yet."""
+        """Queries, keys and values of ``tokens``; computed here if not known yet."""
         return self.heads or self.backbone.project(self.depth, tokens)
 
 
@@ -68,22 +68,33 @@ def run(
 
     Returns:
         The tokens after the last block, and the kept tokens by depth.
+
+    Raises:
+        ValueError: If these are not blocks of the network.
     """
+    if not 0 <= start <= stop <= backbone.num_blocks:
+        raise ValueError(
+            f"start and stop must satisfy 0 <= start <= stop <= {backbone.num_blocks} "
+            f"blocks; got {start} and {stop}."
+        )
     kept = {}
     for depth in range(start, stop):
         if depth in taps:
             kept[depth] = tokens
         here = steps.get(depth, ())
-        for step in here:
-            if step.place == "before":
-                tokens = step(tokens, Block(backbone, depth))
+        tokens = _take(here, "before", tokens, Block(backbone, depth))
         heads = backbone.project(depth, tokens)
         tokens = backbone.attend(depth, tokens, heads)
-        for step in here:
-            if step.place == "between":
-                tokens = step(tokens, Block(backbone, depth, heads))
-                heads = None  # they describe the tokens before the step
+        tokens = _take(here, "between", tokens, Block(backbone, depth, heads))
         tokens = backbone.transform(depth, tokens)
     if stop in taps:
         kept[stop] = tokens
     return tokens, kept
+
+
+def _take(steps: Sequence[Step], place: Place, tokens: Tokens, block: Block) -> Tokens:
+    for step in steps:
+        if step.place == place:
+            tokens = step(tokens, block)
+            block = replace(block, heads=None)  # they describe the tokens before the step
+    return tokens

@@ -92,7 +92,7 @@ _BLOCKS = {
 }
 _DINO_TRUNK = TrunkNames("encoder.layer", "layernorm")
 _DINO3_TRUNK = TrunkNames("model.layer", "norm", rotary="rope_embeddings")
-_TRUNKS = {
+TRUNKS = {
     "Dinov2Model": _DINO_TRUNK,
     "Dinov2Backbone": _DINO_TRUNK,
     "Dinov2WithRegistersModel": _DINO_TRUNK,
@@ -133,11 +133,11 @@ class HuggingFaceBackbone(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         kind = type(network).__name__
-        if kind not in _TRUNKS:
+        if kind not in TRUNKS:
             raise UnsupportedModelError(
-                f"network must be one of {', '.join(sorted(_TRUNKS))}; got {kind}."
+                f"network must be one of {', '.join(sorted(TRUNKS))}; got {kind}."
             )
-        self.trunk = _TRUNKS[kind]
+        self.trunk = TRUNKS[kind]
         self.network = network
         config: Any = network.config
         if getattr(config, "is_hybrid", False):

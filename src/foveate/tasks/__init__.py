@@ -26,7 +26,7 @@ class Task(Protocol):
     def decode(
         self, backbone: Backbone, features: tuple[Tensor, ...], layout: Layout
     ) -> Tensor:
-        """Raw task output of the tokens at the taps, ``(B, P + N, C)`` each, before the final norm.
+        """Raw task output of the tokens at the taps, before the final norm.
 
-        Without ``needs_grid`` the sequences may be shorter than the full grid.
+        Each is ``(B, P + N, C)``; without ``needs_grid`` sequences may be shorter.
         """

@@ -1,5 +1,7 @@
 """Image embeddings: the class token, or what the network pools in its place."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from foveate.backbones import Backbone
@@ -7,7 +9,7 @@ from foveate.tokens import Layout
 
 
 class ClassToken(nn.Module):
-    """The class token after the final norm, through the network's own projection if it has one.
+    """The class token after the final norm, through the network's own projection if any.
 
     Args:
         projection: Linear map of the class token, as CLIP's ``visual_projection``.
@@ -32,17 +34,17 @@ class ClassToken(nn.Module):
 
 
 class PooledPatches(nn.Module):
-    """All tokens after the final norm, pooled by the network's own module.
+    """All tokens after the final norm, pooled as the network itself pools them.
 
     Args:
         pool: Takes ``(B, P + N, C)`` and returns ``(B, M)``, as SigLIP's attention pooling.
+        needs_grid: Whether it reads patches.
     """
 
-    needs_grid = True
-
-    def __init__(self, pool: nn.Module) -> None:
+    def __init__(self, pool: Callable[[Tensor], Tensor], needs_grid: bool = True) -> None:
         super().__init__()
         self.pool = pool
+        self.needs_grid = needs_grid
 
     def taps(self, num_blocks: int) -> tuple[int, ...]:
         """Tokens after the last block."""

