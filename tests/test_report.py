@@ -131,7 +131,7 @@ def test_spectrum_and_energy_are_those_of_the_record(page):
     assert len(means[0]["y"]) == 12
     marks = [t for t in energy["data"] if t["mode"] == "markers"]
     assert [(t["x"], t["y"]) for t in marks] == [([4], [0.5])] * 2
-    assert "κ_cap(4) all tokens: 50.0%" in marks[0]["name"]
+    assert "all tokens: κ_cap(4) = 50.0%" in marks[0]["name"]
 
 
 def test_photographs_have_the_shape_of_the_grid_and_are_embedded_once(page):

@@ -25,13 +25,22 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; ``num_text`` leading columns are words, all others are numbers."""
+    """Rows of text.
+
+    Attributes:
+        columns: Heads.
+        rows: Cells.
+        caption: A line below.
+        num_text: Leading columns that hold words; all others hold numbers.
+        notes: A line for each row, below its first cell; none if empty.
+    """
 
     kind: ClassVar[str] = "table"
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     num_text: int = 1
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

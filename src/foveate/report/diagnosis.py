@@ -87,19 +87,15 @@ def _facts(record: Record) -> Facts:
 
 def _statistics(record: Record) -> Table:
     rows = [
-        (
-            s.name,
-            s.meaning,
-            in_figures(record["all"][key]),
-            in_figures(record["patches"][key]),
-        )
+        (s.name, in_figures(record["all"][key]), in_figures(record["patches"][key]))
         for key, s in STATISTICS.items()
     ]
     caption = (
         f"Mean over {record['num_images']} images ± standard error. All tokens: with class "
+        "and register tokens."
     )
-    caption += "and register tokens."
-    return Table(("Statistic", "", "All tokens", "Patches"), rows, caption, num_text=2)
+    notes = [s.meaning for s in STATISTICS.values()]
+    return Table(("Statistic", "All tokens", "Patches"), rows, caption, notes=notes)
 
 
 def _skipped(skipped: Sequence[Mapping[str, str]]) -> Table:
@@ -115,7 +111,7 @@ def spectrum(record: Record) -> go.Figure:
         _add_curves(figure, record, curves, label, colour)
         _add_mean(figure, _geometric_mean(curves), label, colour)
     figure.update_xaxes(title="direction", rangemode="tozero")
-    figure.update_yaxes(title="singular value", type="log", exponentformat="power")
+    figure.update_yaxes(title="singular value", type="log", dtick="D2", tickformat="~g")
     return figure
 
 
@@ -124,13 +120,19 @@ def cumulative_energy(record: Record) -> go.Figure:
     figure, rank = go.Figure(), record["rank"]
     for tokens, (label, colour) in TOKENS.items():
         curves = [i[tokens]["cumulative"] for i in record["images"]]
-        _add_curves(figure, record, curves, label, colour)
-        _add_mean(figure, [fmean(c) for c in zip(*curves, strict=False)], label, colour)
         kappa = record[tokens]["kappa_cap"]["mean"]
+        name = f"{label}: κ_cap({rank}) = {kappa:.1%}"
+        _add_curves(figure, record, curves, name, colour)
+        _add_mean(figure, [fmean(c) for c in zip(*curves, strict=False)], name, colour)
         mark = {"color": colour, "size": 11, "line": {"color": "white", "width": 2}}
-        text = f"κ_cap({rank}) {label}: {kappa:.1%}"
         figure.add_scatter(
-            x=[rank], y=[kappa], mode="markers", marker=mark, name=text, hoverinfo="name"
+            x=[rank],
+            y=[kappa],
+            mode="markers",
+            marker=mark,
+            legendgroup=name,
+            showlegend=False,
+            name=name,
         )
     figure.add_vline(x=rank, line={"dash": "dot", "width": 1, "color": "gray"})
     figure.update_xaxes(title="leading directions", rangemode="tozero")
