@@ -122,8 +122,8 @@ def coverage(tokens: Tokens, block: Block) -> Tensor:
     all those visited, distances in patches; the lower index wins a tie. The best K' patches
     therefore spread over the image for every K'. After a reduction, a patch's place is the
     mean place of the original patches it speaks for; the middle of the grid if it speaks
-    for none. Looks at no feature. Cost: nothing on the full grid, 2 K^2 after a reduction,
-    in K steps that wait for each other.
+    for none; rounding may then break ties. Looks at no feature. Cost: nothing on the full
+    grid; 2 K^2 after a reduction, in K steps that wait for each other.
 
     Args:
         tokens: Tokens with K patches.
