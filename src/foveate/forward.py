@@ -1,7 +1,7 @@
 """The only loop over the blocks: full forward, reduced forward and Jacobian tail alike."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from foveate.backbones import Backbone, Heads
@@ -19,11 +19,13 @@ class Block:
         depth: The block's index.
         heads: The block's queries, keys and values of the tokens a step is given, free of
             charge between attention and MLP; None before the block.
+        kept: Tokens kept at the taps so far, by depth.
     """
 
     backbone: Backbone
     depth: int
     heads: Heads | None = None
+    kept: Mapping[int, Tokens] = field(default_factory=dict)
 
     def project(self, tokens: Tokens) -> Heads:
         """Queries, keys and values of ``tokens``; computed here if not known yet."""
@@ -77,15 +79,15 @@ def run(
             f"start and stop must satisfy 0 <= start <= stop <= {backbone.num_blocks} "
             f"blocks; got {start} and {stop}."
         )
-    kept = {}
+    kept: dict[int, Tokens] = {}
     for depth in range(start, stop):
         if depth in taps:
             kept[depth] = tokens
         here = steps.get(depth, ())
-        tokens = _take(here, "before", tokens, Block(backbone, depth))
+        tokens = _take(here, "before", tokens, Block(backbone, depth, None, kept))
         heads = backbone.project(depth, tokens)
         tokens = backbone.attend(depth, tokens, heads)
-        tokens = _take(here, "between", tokens, Block(backbone, depth, heads))
+        tokens = _take(here, "between", tokens, Block(backbone, depth, heads, kept))
         tokens = backbone.transform(depth, tokens)
     if stop in taps:
         kept[stop] = tokens
