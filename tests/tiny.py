@@ -141,7 +141,7 @@ def timm_eva_rope() -> nn.Module:
 # --- transformers -------------------------------------------------------------------------
 
 
-def _shape(**options) -> dict:
+def shape(**options) -> dict:
     return {
         "hidden_size": WIDTH,
         "num_hidden_layers": DEPTH,
@@ -155,51 +155,51 @@ def _shape(**options) -> dict:
 def hf_vit(**options) -> nn.Module:
     from transformers import ViTConfig, ViTModel
 
-    return randomise(ViTModel(ViTConfig(**_shape(intermediate_size=48, **options))))
+    return randomise(ViTModel(ViTConfig(**shape(intermediate_size=48, **options))))
 
 
 def hf_dinov2(**options) -> nn.Module:
     from transformers import Dinov2Config, Dinov2Model
 
-    return randomise(Dinov2Model(Dinov2Config(**_shape(layerscale_value=0.5, **options))))
+    return randomise(Dinov2Model(Dinov2Config(**shape(layerscale_value=0.5, **options))))
 
 
 def hf_dinov2_registers() -> nn.Module:
     from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
-    shape = _shape(layerscale_value=0.5, num_register_tokens=REGISTERS, use_swiglu_ffn=True)
-    return randomise(Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**shape)))
+    options = shape(
+        layerscale_value=0.5, num_register_tokens=REGISTERS, use_swiglu_ffn=True
+    )
+    return randomise(Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**options)))
 
 
 def hf_dinov3(**options) -> nn.Module:
     from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-    shape = _shape(
-        intermediate_size=48,
-        layerscale_value=0.5,
+    config = DINOv3ViTConfig(
+        **shape(intermediate_size=48, layerscale_value=0.5, use_gated_mlp=True),
         num_register_tokens=REGISTERS,
-        use_gated_mlp=True,
         **options,
     )
-    return randomise(DINOv3ViTModel(DINOv3ViTConfig(**shape)))
+    return randomise(DINOv3ViTModel(config))
 
 
 def hf_clip() -> nn.Module:
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
-    return randomise(CLIPVisionModel(CLIPVisionConfig(**_shape(intermediate_size=48))))
+    return randomise(CLIPVisionModel(CLIPVisionConfig(**shape(intermediate_size=48))))
 
 
 def hf_siglip() -> nn.Module:
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
-    return randomise(SiglipVisionModel(SiglipVisionConfig(**_shape(intermediate_size=48))))
+    return randomise(SiglipVisionModel(SiglipVisionConfig(**shape(intermediate_size=48))))
 
 
 def hf_dpt() -> nn.Module:
     from transformers import DPTConfig, DPTModel
 
-    return randomise(DPTModel(DPTConfig(**_shape(intermediate_size=48))))
+    return randomise(DPTModel(DPTConfig(**shape(intermediate_size=48))))
 
 
 # --- networks with a head: what ``open_model`` takes apart --------------------------------
@@ -208,25 +208,25 @@ def hf_dpt() -> nn.Module:
 def hf_clip_projection() -> nn.Module:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    shape = _shape(intermediate_size=48, projection_dim=20)
-    return randomise(CLIPVisionModelWithProjection(CLIPVisionConfig(**shape)))
+    options = shape(intermediate_size=48, projection_dim=20)
+    return randomise(CLIPVisionModelWithProjection(CLIPVisionConfig(**options)))
 
 
 def hf_vit_classifier() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    shape = _shape(intermediate_size=48, num_labels=10)
-    return randomise(ViTForImageClassification(ViTConfig(**shape)))
+    options = shape(intermediate_size=48, num_labels=10)
+    return randomise(ViTForImageClassification(ViTConfig(**options)))
 
 
 def hf_dinov2_classifier() -> nn.Module:
     from transformers import Dinov2Config, Dinov2ForImageClassification
 
-    shape = _shape(layerscale_value=0.5, num_labels=10)
-    return randomise(Dinov2ForImageClassification(Dinov2Config(**shape)))
+    options = shape(layerscale_value=0.5, num_labels=10)
+    return randomise(Dinov2ForImageClassification(Dinov2Config(**options)))
 
 
-_NECK = {"neck_hidden_sizes": (8, 12, 16), "reassemble_factors": (2, 1, 0.5)}
+NECK = {"neck_hidden_sizes": (8, 12, 16), "reassemble_factors": (2, 1, 0.5)}
 
 
 def hf_depth_anything() -> nn.Module:
@@ -238,7 +238,7 @@ def hf_depth_anything() -> nn.Module:
     )
 
     backbone = Dinov2Config(
-        **_shape(num_hidden_layers=4, layerscale_value=0.5),
+        **shape(num_hidden_layers=4, layerscale_value=0.5),
         out_indices=[2, 3, 4],
         reshape_hidden_states=False,
     )
@@ -248,7 +248,7 @@ def hf_depth_anything() -> nn.Module:
         reassemble_hidden_size=WIDTH,
         fusion_hidden_size=16,
         head_hidden_size=8,
-        **_NECK,
+        **NECK,
     )
     return _positive_depth(randomise(DepthAnythingForDepthEstimation(config)))
 
@@ -258,10 +258,10 @@ def hf_dpt_depth() -> nn.Module:
     from transformers import DPTConfig, DPTForDepthEstimation
 
     config = DPTConfig(
-        **_shape(num_hidden_layers=4, intermediate_size=48),
+        **shape(num_hidden_layers=4, intermediate_size=48),
         backbone_out_indices=(0, 2, 3),
         fusion_hidden_size=16,
-        **_NECK,
+        **NECK,
     )
     return _positive_depth(randomise(DPTForDepthEstimation(config)))
 

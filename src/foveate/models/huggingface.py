@@ -79,12 +79,13 @@ def load_huggingface(source: str | Path) -> nn.Module:
     import transformers
 
     local = Path(source).is_dir()
+    label = str(source) if local else f"hf:{source}"
     if local and not (Path(source) / "config.json").is_file():
         held = sorted(f.name for f in Path(source).iterdir()) or ["nothing"]
         raise ValueError(
             f"model directory must hold config.json; got {', '.join(held[:5])}."
         )
-    with one_line_errors(source):
+    with one_line_errors(label):
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
     kind = (config.architectures or ["none"])[0]
     if kind not in ARCHITECTURES:
@@ -92,7 +93,7 @@ def load_huggingface(source: str | Path) -> nn.Module:
             f"architecture in config.json must be one of {', '.join(ARCHITECTURES)}; "
             f"got {kind}."
         )
-    with one_line_errors(source), _quiet_unless_watched():
+    with one_line_errors(label), _quiet_unless_watched():
         network, report = getattr(transformers, kind).from_pretrained(
             source, local_files_only=local, dtype=torch.float32, output_loading_info=True
         )
