@@ -139,7 +139,7 @@ def test_repeats_grey(tmp_path):
 
 def test_scales_sixteen_bit_grey_and_does_not_cut_it_off(tmp_path):
     deep = (np.arange(SIZE * SIZE).reshape(SIZE, SIZE) * 257).astype(np.uint16)
-    deep += np.random.default_rng(0).integers(0, 100, deep.shape, dtype=np.uint16) * (
+    deep += np.random.default_rng(0).integers(0, 257, deep.shape, dtype=np.uint16) * (
         deep < 65000
     )
     expected = np.rint(deep / 257).astype(np.uint8)
