@@ -1,9 +1,9 @@
-r"""Pullback agglomeration: merge the pairs whose Jacobians and features differ least together.
+r"""Pullback agglomeration: merge pairs whose Jacobians and features differ least together.
 
-Under proportional attention a merged token acts as its s copies, so its block of the Jacobian
-is the sum of its members' blocks. With :math:`g_i` the block of one copy (a sketch of R rows)
-and :math:`f_i` the feature, merging a and b into their size-weighted mean changes the
-sketched output, to first order and with all cancellation, by
+Under proportional attention a merged token acts as its s copies, so its block of the
+Jacobian is the sum of its members' blocks. With :math:`g_i` the block of one copy (a sketch
+of R rows) and :math:`f_i` the feature, merging a and b into their size-weighted mean changes
+the sketched output, to first order and with all cancellation, by
 
 .. math::
     e_{ab} = \frac{s_a s_b}{s_a + s_b} \, (g_a - g_b)(f_a - f_b) \in \mathbb{R}^R .
@@ -12,14 +12,16 @@ Features and sketches merge by the same weighted mean, so the cost of every late
 known without going back to the network.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
-from foveate.reduction.regroup import Grouping, pick, sum_groups
+from foveate.forward import Block
+from foveate.reduction.regroup import Grouping, sum_groups
+from foveate.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,15 @@ class Clusters:
 
 
 PairCost = Callable[[Clusters, Clusters], Tensor]
+Sketch = Callable[[Tokens, Block], Tensor]
 
 
 def pullback_cost(a: Clusters, b: Clusters) -> Tensor:
     r"""First-order cost of merging every cluster of a with every one of b.
 
     :math:`\frac1R \lVert e_{ab} \rVert^2` with :math:`e_{ab}` as in this module's head. With
-    R rows of random cotangents of unit variance this is an unbiased estimate of the squared
-    change of the output, of relative standard error :math:`\sqrt{2 / R}`. Cost: 2 A T R C.
+    R rows of normal cotangents this is an unbiased estimate of the squared change of the
+    output, of relative standard error :math:`\sqrt{2 / R}`. Cost: 2 A T R C.
 
     Args:
         a: A clusters with sketches.
@@ -121,7 +124,7 @@ def random_halves(num_patches: int, counts: Sequence[int], seed: int) -> list[Te
     Args:
         num_patches: Patches before the first round.
         counts: Patches left after each round.
-        seed: The same seed gives the same shuffles, which serve all images.
+        seed: The same seed gives the same shuffles; they serve all images.
 
     Returns:
         One permutation a round, of the patches there are.
@@ -187,3 +190,32 @@ def _pair_up(clusters: Clusters, keep: int, order: Tensor, cost: PairCost) -> Te
     target = here.expand(len(into), -1).scatter(1, searching[first], into)
     number = (target == here).cumsum(1) - 1
     return number.gather(1, target)
+
+
+class Agglomerate(torch.nn.Module):
+    """The action: agglomeration in a fixed number of rounds.
+
+    Args:
+        num_patches: Patches before the step.
+        keep: Patches after it.
+        rounds: Rounds; fewer are cheaper, more come closer to taking all pairs at once.
+        sketch: Gives the rows of the Jacobian; None compares features by cosine.
+        seed: Source of the random halves.
+    """
+
+    def __init__(
+        self, num_patches: int, keep: int, rounds: int, sketch: Sketch | None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.counts = round_counts(num_patches, keep, rounds)
+        self.sketch = sketch
+        for index, order in enumerate(random_halves(num_patches, self.counts, seed)):
+            self.register_buffer(f"order{index}", order, persistent=False)
+
+    def forward(self, tokens: Tokens, block: Block, keep: int) -> Grouping:
+        """Group K patches into ``keep``."""
+        sketch = None if self.sketch is None else self.sketch(tokens, block)
+        clusters = Clusters(tokens.patches.float(), tokens.sizes(), sketch)
+        halves = [self.get_buffer(f"order{i}") for i in range(len(self.counts))]
+        cost = cosine_cost if sketch is None else pullback_cost
+        return agglomerate(clusters, self.counts, halves, cost)

@@ -48,7 +48,9 @@ class Prune:
         is_lead = highest(self.score(tokens, block), keep)
         if not self.stand_in:
             here = torch.arange(tokens.num_patches, device=is_lead.device)
-            return Grouping(*lead_groups(is_lead, torch.where(is_lead, here, -1), keep), "lead")
+            return Grouping(
+                *lead_groups(is_lead, torch.where(is_lead, here, -1), keep), "lead"
+            )
         return Grouping(*nearest_leads(tokens, block, is_lead, keep), "lead")
 
 
@@ -218,9 +220,7 @@ def best_partner(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         The products and the positions, ``(B, A)`` each; never holds more than 2048 rows of
         the product.
     """
-    found = [
-        (part @ columns.transpose(1, 2)).max(-1) for part in rows.split(_CHUNK, dim=1)
-    ]
+    found = [(part @ columns.transpose(1, 2)).max(-1) for part in rows.split(_CHUNK, dim=1)]
     return torch.cat([f.values for f in found], 1), torch.cat([f.indices for f in found], 1)
 
 

@@ -1,6 +1,7 @@
 """From fewer patches to the full grid, through their stand-ins."""
 
 import torch
+from torch import nn
 
 from foveate.forward import Block, Place
 from foveate.reduction.regroup import speak
@@ -28,11 +29,11 @@ def recover(tokens: Tokens) -> Tokens:
     return Tokens(x, tokens.layout, position=tokens.grid_position)
 
 
-class Restore:
-    """The step that fills the grid before a block, so that the last blocks see all of it."""
+class Restore(nn.Module):
+    """The step that fills the grid before a block: the last blocks then see all of it."""
 
     place: Place = "before"
 
-    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+    def forward(self, tokens: Tokens, block: Block) -> Tokens:
         """Tokens on the full grid."""
         return recover(tokens)

@@ -125,7 +125,8 @@ def speak(values: Tensor, stand_in: Tensor, weight: Tensor | None) -> Tensor:
     ]
     if weight is None:
         return said[0]
-    return sum(v * w[..., None] for v, w in zip(said, weight.unbind(-1), strict=True))
+    weighted = [v * w[..., None] for v, w in zip(said, weight.unbind(-1), strict=True)]
+    return torch.stack(weighted).sum(0)
 
 
 def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor | None]:

@@ -60,3 +60,23 @@ class PulledProbes:
             return task.decode(backbone, features, tokens.layout).flatten(1)
 
         return tail
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    r"""The oracle of all scores: how much the task output moves when one patch moves.
+
+    :math:`\sqrt{\frac1R \sum_k \lVert (J^\top u_k)_n \rVert^2}` estimates the Frobenius norm
+    of a patch's block of the Jacobian; the relative standard error of its square is at most
+    :math:`\sqrt{2 / R}`. Cost: that of the sketch.
+
+    Attributes:
+        sketch: Pulled probes.
+    """
+
+    sketch: PulledProbes
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tensor:
+        """Scores, ``(B, K)``, nonnegative; comparable between the patches of one call."""
+        rows = self.sketch(tokens, block) * tokens.sizes()[..., None, None]
+        return rows.square().sum(-1).mean(-1).sqrt()

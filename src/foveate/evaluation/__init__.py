@@ -1,0 +1,1 @@
+"""What a reduced model costs and what it keeps."""
