@@ -122,6 +122,12 @@ def test_macs_are_those_of_every_linear_layer(name):
     assert sum(backbone.macs_per_token(1)) == truth
 
 
+@pytest.mark.parametrize("name", ["timm-vit", "hf-dinov2"])
+def test_macs_of_a_plain_block_are_4_and_8_channels_squared(name):
+    backbone = open_backbone(tiny.BACKBONES[name]())
+    assert backbone.macs_per_token(0) == (4 * 36**2, 8 * 36**2)
+
+
 @pytest.mark.parametrize("name", ["timm-vit-registers", "hf-vit", "hf-dinov2", "hf-dinov3"])
 def test_training_mode_drops_what_the_network_drops(name, images):
     network = {
@@ -150,6 +156,16 @@ def test_gated_attention_equals_the_network(double_images):
     truth = tiny.final_tokens(network, double_images)
     found = final_tokens(open_backbone(network), double_images)
     assert_close(found, truth, rtol=0, atol=1e-12)
+
+
+def test_grouped_keys_and_values_equal_the_network(double_images):
+    network = tiny.timm_eva(
+        embed_dim=32, num_heads=4, num_kv_heads=2, attn_type="rope", qkv_fused=False
+    ).double()
+    truth = tiny.final_tokens(network, double_images)
+    backbone = open_backbone(network)
+    assert_close(final_tokens(backbone, double_images), truth, rtol=0, atol=1e-12)
+    assert (backbone.num_heads, backbone.attention_channels(0)) == (4, 32)
 
 
 def test_eva_with_a_fused_bias_equals_the_network(double_images):

@@ -129,13 +129,13 @@ def test_timm_states_its_own_normalisation(monkeypatch):
         return create(name, pretrained=False, **options)
 
     monkeypatch.setattr("timm.create_model", untrained)
-    model = open_model("timm:test_vit")
-    assert model.name == "timm:test_vit"
-    config = create("test_vit").pretrained_cfg
+    model = open_model("timm:vit_tiny_patch16_224")
+    assert model.name == "timm:vit_tiny_patch16_224"
+    config = create("vit_tiny_patch16_224").pretrained_cfg
     assert model.transform.size == config["input_size"][1]
     assert model.transform.mean == config["mean"]
-    assert model(torch.zeros(1, 3, 160, 96)).shape == (1, 64)
-    assert open_model("timm:test_vit", size=96).transform.size == 96
+    assert model(torch.zeros(1, 3, 160, 96)).shape == (1, 192)
+    assert open_model("timm:vit_tiny_patch16_224", size=96).transform.size == 96
 
 
 def test_a_module_of_the_user_is_used_as_it_is():
@@ -247,7 +247,7 @@ def test_an_architecture_without_adapter_is_refused(tmp_path):
     ("name", "place"),
     [
         ("hf:some/repository", "transformers.AutoConfig.from_pretrained"),
-        ("timm:test_vit", "foveate.models.timm.timm.create_model"),
+        ("timm:vit_tiny_patch16_224", "foveate.models.timm.timm.create_model"),
     ],
 )
 def test_a_hub_out_of_reach_is_one_line(name, place, monkeypatch):
