@@ -79,7 +79,7 @@ def call(capsys):
             ["diagnose", "--images", "x", "--depth", "1", "--rank", "0"],
             ["--rank", "got '0'"],
         ),
-        (["report"], ["Missing argument", "DIRECTORY"]),
+        (["report"], ["Missing argument", "directory"]),
         (
             ["report", "gone"],
             ["directory must be a folder with diagnose.json", "got 'gone'"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import log10
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -111,8 +112,18 @@ def spectrum(record: Record) -> go.Figure:
         _add_curves(figure, record, curves, label, colour)
         _add_mean(figure, _geometric_mean(curves), label, colour)
     figure.update_xaxes(title="direction", rangemode="tozero")
-    figure.update_yaxes(title="singular value", type="log", dtick="D2", tickformat="~g")
+    figure.update_yaxes(title="singular value", tickformat="~g", **_log_axis(record))
     return figure
+
+
+def _log_axis(record: Record) -> dict[str, Any]:
+    """Axis that ends four decades below the top, since what follows is rounding error."""
+    values = [v for i in record["images"] for t in TOKENS for v in i[t]["singular_values"]]
+    top = log10(max(values))
+    bottom = max(log10(min(v for v in values if v > 0)), top - 4)
+    margin = 0.05 * (top - bottom) + 0.05
+    dtick = "D2" if top - bottom < 2 else 1
+    return {"type": "log", "range": [bottom - margin, top + margin], "dtick": dtick}
 
 
 def cumulative_energy(record: Record) -> go.Figure:
