@@ -26,6 +26,7 @@ class Setting:
     Attributes:
         model: The model.
         plan: The plan.
+        depth: Block of the step.
         before: Patches before the step.
         keep: Patches after it.
         options: The preset's options, with the plan's own on top.
@@ -33,6 +34,7 @@ class Setting:
 
     model: Model
     plan: Plan
+    depth: int
     before: int
     keep: int
     options: Mapping[str, Any]
@@ -124,7 +126,7 @@ def build_steps(model: Model, plan: Plan) -> dict[int, list[Step]]:
     for depth, keep in plan.schedule:
         options = {**preset.options, **plan.options}
         if keep < before:
-            action = preset.action(Setting(model, plan, before, keep, options))
+            action = preset.action(Setting(model, plan, depth, before, keep, options))
             step = Reduce(action, keep, plan.place, preset.proportional, memory)
             steps[depth] = [step]
         before = keep

@@ -19,11 +19,14 @@ class Grouping:
         group: Group of every patch, index below K', ``(B, K)``; -1 if nobody speaks for it.
         share: How a group's feature is made: ``mean`` weighs its members by size, ``lead``
             takes the lead's feature as it is, and numbers ``(B, K)`` are weights of a sum.
+        heard: Which patches go into their group's feature and size, ``(B, K)``; the others
+            are spoken for and nothing else. None for all.
     """
 
     lead: Tensor
     group: Tensor
     share: Literal["mean", "lead"] | Tensor = "mean"
+    heard: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ def regroup(tokens: Tokens, grouping: Grouping, memory: Memory = NOTHING) -> Tok
     r"""Replace every group of patches by one.
 
     With ``share="mean"`` the feature is
-    :math:`m_g = \sum_{i \in g} s_i x_i / \sum_{i \in g} s_i`, accumulated in float32. Sizes
-    add up in every case. Prefix tokens are untouched, and the groups keep the order of the
+    :math:`m_g = \sum_{i \in g} s_i x_i / \sum_{i \in g} s_i`, accumulated in float32 at
+    least. Sizes add up in every case, so that a group's size is the number of original
+    patches it speaks for. Prefix tokens are untouched, and the groups keep the order of the
     grid. Cost: one pass over the patches.
 
     Args:
@@ -94,6 +98,11 @@ def lead_groups(is_lead: Tensor, target: Tensor, keep: int) -> tuple[Tensor, Ten
     return lead, torch.where(target < 0, -1, group)
 
 
+def widen(x: Tensor) -> Tensor:
+    """Raise half precision to float32, in which sums are taken; leave the rest."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def pick(values: Tensor, index: Tensor) -> Tensor:
     """Rows by index: ``(B, K, C)`` at ``(B, K')`` gives ``(B, K', C)``."""
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
@@ -129,18 +138,19 @@ def speak(values: Tensor, stand_in: Tensor, weight: Tensor | None) -> Tensor:
     return torch.stack(weighted).sum(0)
 
 
-def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor | None]:
-    """Features and sizes of the groups."""
-    lead, group, share = grouping.lead, grouping.group, grouping.share
-    keep = lead.shape[1]
-    heard = group >= 0
-    column = torch.where(heard, tokens.sizes(), 0.0)[..., None]  # (B, K, 1)
-    total = sum_groups(column, group.clamp(min=0), keep)
-    if isinstance(share, str) and share == "lead":
-        return pick(tokens.patches, lead), total[..., 0]
-    weight = column if isinstance(share, str) else torch.where(heard, share, 0.0)[..., None]
-    x = sum_groups(tokens.patches.float() * weight, group.clamp(min=0), keep)
-    x = x / total if isinstance(share, str) else x
+def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor]:
+    """Features and sizes of the groups, ``(B, K', C)`` and ``(B, K')``."""
+    lead, share, heard = grouping.lead, grouping.share, grouping.group >= 0
+    group, keep = grouping.group.clamp(min=0), lead.shape[1]
+    size = torch.where(heard, tokens.sizes(), 0.0)[..., None]  # (B, K, 1)
+    total = sum_groups(size, group, keep)  # (B, K', 1)
+    if isinstance(share, Tensor):
+        weight = torch.where(heard, share, 0.0)[..., None]
+        x = sum_groups(widen(tokens.patches) * weight, group, keep)
+    elif share == "mean":
+        x = sum_groups(widen(tokens.patches) * size, group, keep) / total
+    else:
+        x = pick(tokens.patches, lead)
     return x.to(tokens.x.dtype), total[..., 0]
 
 
@@ -149,7 +159,7 @@ def _lost(patches: Tensor, x: Tensor, grouping: Grouping, memory: Memory) -> Ten
     if memory.freeze:
         gone = nobody_if_frozen(grouping, memory) < 0
         return torch.where(gone[..., None], patches, 0.0)
-    return memory.alpha * (patches - pick(x, grouping.group.clamp(min=0)))
+    return memory.alpha * (patches - speak(x, grouping.group[..., None], None))
 
 
 def nobody_if_frozen(grouping: Grouping, memory: Memory) -> Tensor:
