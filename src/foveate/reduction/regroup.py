@@ -51,7 +51,7 @@ def regroup(tokens: Tokens, grouping: Grouping, memory: Memory = NOTHING) -> Tok
     With ``share="mean"`` the feature is
     :math:`m_g = \sum_{i \in g} s_i x_i / \sum_{i \in g} s_i`, accumulated in float32 at
     least. Sizes add up in every case, so that a group's size is the number of original
-    patches it speaks for. Prefix tokens are untouched, and the groups keep the order of the
+    patches it is made of. Prefix tokens are untouched, and the groups keep the order of the
     grid. Cost: one pass over the patches.
 
     Args:
@@ -141,6 +141,8 @@ def speak(values: Tensor, stand_in: Tensor, weight: Tensor | None) -> Tensor:
 def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor]:
     """Features and sizes of the groups, ``(B, K', C)`` and ``(B, K')``."""
     lead, share, heard = grouping.lead, grouping.share, grouping.group >= 0
+    if grouping.heard is not None:
+        heard = heard & grouping.heard
     group, keep = grouping.group.clamp(min=0), lead.shape[1]
     size = torch.where(heard, tokens.sizes(), 0.0)[..., None]  # (B, K, 1)
     total = sum_groups(size, group, keep)  # (B, K', 1)
