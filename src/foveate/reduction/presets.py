@@ -15,6 +15,7 @@ from foveate.reduction.plan import Plan
 from foveate.reduction.recover import Restore
 from foveate.reduction.regroup import NOTHING, Memory
 from foveate.reduction.sketch import PulledProbes, Sensitivity
+from foveate.reduction.spectral import LeadsOnly, PullbackPairs
 from foveate.reduction.step import Reduce
 from foveate.scoring import criteria
 
@@ -208,6 +209,15 @@ PRESETS: dict[str, Preset] = {
     ),
     "freeze": Preset(
         lambda s: Prune(Sensitivity(s.probes())), freeze=True, options=_PROBES
+    ),
+    "freeze-random": Preset(
+        lambda s: Prune(criteria.Random(s.options["seed"])), freeze=True, options=_SEED
+    ),
+    "freeze-tome": Preset(lambda s: LeadsOnly(bipartite), freeze=True),
+    "pullback": Preset(
+        lambda s: PullbackPairs(s.probes(), s.options["mean"], s.options["cost"]),
+        proportional=True,
+        options={"mean": "importance", "cost": "merge", **_PROBES},
     ),
     "foveate-oracle": Preset(
         lambda s: Agglomerate(s.before, s.keep, _rounds(s), s.probes(), s.options["seed"]),
