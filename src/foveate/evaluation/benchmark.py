@@ -1,0 +1,281 @@
+"""What a plan saves on this machine: clock and memory, full and reduced side by side."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foveate.evaluation.clock import Clock, TimedStep
+from foveate.evaluation.memory import held_bytes, peak_bytes
+from foveate.evaluation.schedule import back_propagates, check_plan, plan_macs
+from foveate.forward import NO_STEPS, Steps, run
+from foveate.models import Model
+from foveate.reduction.plan import FORMAT, VERSION, Plan
+from foveate.reduction.presets import build_steps
+from foveate.reduction.recover import recover
+
+__all__ = ["Benchmark", "Memory", "Setting", "benchmark"]
+
+Progress = Callable[[int, int], None]
+Seconds = Mapping[str, float]
+
+LOW, HIGH = 0.1, 0.9  # quantiles of the ratios of single pairs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what conditions the clock ran.
+
+    Attributes:
+        device: Where.
+        threads: Threads of one operator on a CPU.
+        dtype: Precision.
+        batch_size: Images of a call.
+        image_size: Height and width in pixels.
+        rounds: Pairs of a full and a reduced call.
+        warmup: Pairs before them that do not count.
+    """
+
+    device: str
+    threads: int
+    dtype: str
+    batch_size: int
+    image_size: tuple[int, int]
+    rounds: int
+    warmup: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, as :func:`~foveate.evaluation.memory.peak_bytes` finds them.
+
+    Attributes:
+        held: Weights, buffers and images, which both models share.
+        full: Most that a call of the full model holds beyond them.
+        reduced: The same of the reduced model.
+    """
+
+    held: int
+    full: int
+    reduced: int
+
+    @property
+    def ratio(self) -> float:
+        """Peak of the full model over that of the reduced, with what both hold."""
+        return (self.held + self.full) / (self.held + self.reduced)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Clock and memory of a plan. All ratios are full over reduced: above 1 is a saving.
+
+    Attributes:
+        model: Name of the model.
+        plan: What was measured.
+        setting: Under what conditions.
+        mac_ratio: Multiply-adds of the blocks, full over reduced.
+        full: Seconds of each round of the full model: ``model`` is the whole call,
+            ``encoder`` the blocks in it.
+        reduced: The same of the reduced model, and ``steps`` within ``encoder``.
+        memory: Bytes; None on a device that keeps no record.
+    """
+
+    model: str
+    plan: Plan
+    setting: Setting
+    mac_ratio: float
+    full: tuple[Seconds, ...]
+    reduced: tuple[Seconds, ...]
+    memory: Memory | None
+
+    def speedup(self, part: str = "encoder") -> dict[str, float]:
+        """Ratio of the seconds of each pair: its median, 10 % and 90 % quantile."""
+        ratios = _values(self.full, part) / _values(self.reduced, part)
+        low, median, high = np.quantile(ratios, (LOW, 0.5, HIGH)).tolist()
+        return {"median": median, "low": low, "high": high}
+
+    @property
+    def realised(self) -> float:
+        """Share of the saved multiply-adds that the clock confirms: speedup / MAC ratio."""
+        return self.speedup()["median"] / self.mac_ratio
+
+    @property
+    def overhead_share(self) -> float:
+        """Median share of the reduced blocks' time that the steps take.
+
+        Scoring, matching, gathering and recovery, and whatever a method computes in them:
+        of methods that back-propagate the forward and backward passes of that too.
+        """
+        steps, encoder = (_values(self.reduced, part) for part in ("steps", "encoder"))
+        return float(np.median(steps / encoder))
+
+    @property
+    def pays(self) -> bool:
+        """Whether the blocks are faster in at least 90 % of the pairs."""
+        return self.speedup()["low"] >= 1
+
+    @property
+    def verdict(self) -> str:
+        """One line on whether reduction pays here."""
+        word = "pays" if self.pays else "does not pay"
+        height, width = self.setting.image_size
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format_map(self.speedup())
+        return (
+            f"Reduction {word} at batch size {self.setting.batch_size} and {height} x {width} "
+            f"pixels: the blocks run {ratio} times as fast as the full model's."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON.
+
+        Returns:
+            Lists, texts and finite numbers. ``quantiles`` says what ``low`` and ``high``
+            are; ``peak_memory`` and its ratio are null on a device that keeps no record.
+        """
+        return {
+            "model": self.model,
+            "task": self.plan.task,
+            "method": self.plan.method,
+            "back_propagates": back_propagates(self.plan),
+            **asdict(self.setting),
+            "image_size": list(self.setting.image_size),
+            "speedup": self.speedup(),
+            "model_speedup": self.speedup("model"),
+            "quantiles": {"low": LOW, "high": HIGH},
+            "mac_ratio": self.mac_ratio,
+            "realised": self.realised,
+            "overhead_share": self.overhead_share,
+            "peak_memory_ratio": self.memory.ratio if self.memory else None,
+            "peak_memory": asdict(self.memory) if self.memory else None,
+            "images_per_second": {
+                name: self.setting.batch_size / float(np.median(_values(rounds, "model")))
+                for name, rounds in (("full", self.full), ("reduced", self.reduced))
+            },
+            "pays": self.pays,
+            "verdict": self.verdict,
+            "seconds": {
+                "full": [dict(seconds) for seconds in self.full],
+                "reduced": [dict(seconds) for seconds in self.reduced],
+            },
+            "plan": {"format": FORMAT, "version": VERSION, **asdict(self.plan)},
+        }
+
+
+@torch.no_grad()
+def benchmark(
+    model: Model,
+    plan: Plan,
+    images: Tensor,
+    batch_size: int = 8,
+    rounds: int = 20,
+    warmup: int = 3,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Run a model in full and by a plan, in turn, and compare clock and memory.
+
+    Every round is one call of each, in changing order, in this process, so that what slows
+    the machine down slows both. Beside the whole call, the blocks are timed by themselves,
+    since only they are reduced: ``speedup`` is theirs and can be held against the ratio of
+    their multiply-adds, ``model_speedup`` has embedding and decoder in it. The steps are
+    timed inside the same calls.
+
+    Cost: ``rounds + warmup + 1`` calls of each model; the last is for memory.
+
+    Args:
+        model: The model.
+        plan: What to do.
+        images: ``(n, 3, H, W)``; the first ``batch_size`` of them are used, over again if
+            there are fewer. Speed does not depend on what they show.
+        batch_size: Images of a call.
+        rounds: Pairs of calls that count, at least 2.
+        warmup: Pairs before them.
+        progress: Told how much is done, and how much there is.
+
+    Returns:
+        Seconds, bytes and what follows from them.
+
+    Raises:
+        ValueError: If the plan does not fit the model or the images, its method cannot do
+            it, or a number is out of range.
+    """
+    if batch_size < 1 or rounds < 2 or warmup < 0 or not len(images):
+        raise ValueError(
+            "images and batch_size must be at least 1, rounds 2 and warmup 0; got "
+            f"{len(images)}, {batch_size}, {rounds} and {warmup}."
+        )
+    batch = images[torch.arange(batch_size) % len(images)]
+    layout = model.backbone.embed(batch[:1]).layout
+    check_plan(plan, plan.task, layout.grid)
+    steps = build_steps(model, plan)
+    seconds: tuple[list[Seconds], list[Seconds]] = ([], [])
+    for done in range(warmup + rounds):
+        for which in (0, 1) if done % 2 else (1, 0):
+            clock = Clock(batch.device)
+            timed_call(model, plan.task, (NO_STEPS, steps)[which], batch, clock)
+            seconds[which].append({"steps": 0.0, **clock.seconds()})
+        if progress:
+            progress(done + 1, warmup + rounds)
+    full, macs = plan_macs(model, plan, layout)
+    setting = Setting(
+        str(batch.device),
+        torch.get_num_threads(),
+        str(batch.dtype).removeprefix("torch."),
+        batch_size,
+        layout.image_size,
+        rounds,
+        warmup,
+    )
+    counted = (tuple(part[warmup:]) for part in seconds)
+    memory = _memory(model, plan.task, steps, batch)
+    return Benchmark(model.name, plan, setting, full / macs, *counted, memory)
+
+
+def timed_call(
+    model: Model, task: str, steps: Steps, images: Tensor, clock: Clock
+) -> Tensor:
+    """Run a model with some steps, and time it as ``model``, ``encoder`` and ``steps``.
+
+    Args:
+        model: The model.
+        task: Name of the task.
+        steps: What to do at the blocks.
+        images: ``(B, 3, H, W)``.
+        clock: Where the times go.
+
+    Returns:
+        The task's raw output, as of the model or its
+        :class:`~foveate.reduction.reduced_vit.ReducedViT`.
+    """
+    decoder, backbone = model.task(task), model.backbone
+    taps = decoder.taps(backbone.num_blocks)
+    timed = {depth: [TimedStep(s, clock) for s in here] for depth, here in steps.items()}
+    with clock.span("model"):
+        tokens = backbone.embed(images)
+        with clock.span("encoder"):
+            kept = run(backbone, tokens, 0, taps[-1], timed, taps)[1]
+            read = [kept[depth] for depth in taps]
+            if steps and decoder.needs_grid:
+                with clock.span("steps"):
+                    read = [recover(tokens) for tokens in read]
+        features = tuple(tokens.x for tokens in read)
+        return decoder.decode(backbone, features, tokens.layout)
+
+
+def _memory(model: Model, task: str, steps: Steps, images: Tensor) -> Memory | None:
+    def peak(steps: Steps) -> int | None:
+        clock = Clock(images.device)
+        return peak_bytes(
+            lambda: timed_call(model, task, steps, images, clock), images.device
+        )
+
+    full, reduced = peak(NO_STEPS), peak(steps)
+    if full is None or reduced is None:
+        return None
+    return Memory(held_bytes(model) + images.nbytes, full, reduced)
+
+
+def _values(rounds: tuple[Seconds, ...], part: str) -> np.ndarray:
+    return np.array([seconds[part] for seconds in rounds])
