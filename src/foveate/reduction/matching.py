@@ -6,7 +6,6 @@ All are batched with static shapes.
 B images, K patches now, K' after, C channels, h heads of d channels.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +14,9 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from foveate.forward import Block
-from foveate.reduction.regroup import Grouping, lead_groups
+from foveate.reduction.regroup import Grouping, lead_groups, pick, widen
+from foveate.scoring import Score
 from foveate.tokens import Tokens
-
-Score = Callable[[Tokens, Block], Tensor]
 
 _CHUNK = 2048  # rows of a similarity matrix held at once
 
@@ -48,10 +46,10 @@ class Prune:
         is_lead = highest(self.score(tokens, block), keep)
         if not self.stand_in:
             here = torch.arange(tokens.num_patches, device=is_lead.device)
-            return Grouping(
-                *lead_groups(is_lead, torch.where(is_lead, here, -1), keep), "lead"
-            )
-        return Grouping(*nearest_leads(tokens, block, is_lead, keep), "lead")
+            target = torch.where(is_lead, here, -1)
+            return Grouping(*lead_groups(is_lead, target, keep), "lead")
+        lead, group = nearest_leads(tokens, block, is_lead, keep)
+        return Grouping(lead, group, "lead", heard=is_lead)
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,16 @@ class Fuse:
 def bipartite(tokens: Tokens, block: Block, keep: int) -> Grouping:
     """Merge along the most similar edges between even and odd patches (ToMe).
 
-    Every even patch proposes its odd patch of highest cosine between head-averaged keys; the
-    best edges merge, several even patches may join one odd patch. Cost: K^2 d / 4.
+    Every even patch proposes the odd patch of highest cosine between head-averaged keys. The
+    best edges merge; several even patches may join one odd patch. Cost: K^2 d / 4.
 
     Args:
         tokens: Tokens with K patches.
         block: Their block.
-        keep: Patches after the step, at least K / 2.
+        keep: Patches after the step.
 
     Returns:
-        The grouping; an odd patch leads.
+        The grouping; of patches that merge, the odd one leads.
 
     Raises:
         ValueError: If ``keep`` is less than half of the patches.
@@ -122,22 +120,22 @@ def bipartite(tokens: Tokens, block: Block, keep: int) -> Grouping:
 
 
 def match_halves(metric: Tensor, keep: int) -> Grouping:
-    """Bipartite soft matching of even and odd rows of a metric, ``(B, K, d)``.
+    """Bipartite soft matching of even and odd rows of a metric.
 
     Args:
-        metric: Unit vectors; higher inner product = merge.
+        metric: Unit vectors, ``(B, K, d)``; higher inner product = merge.
         keep: Patches after the step.
 
     Returns:
-        The grouping.
+        The grouping; of rows that merge, the odd one leads.
 
     Raises:
-        ValueError: If ``keep`` is less than half of the patches.
+        ValueError: If ``keep`` is less than half of the rows.
     """
     num_patches = metric.shape[1]
+    check_pairwise(num_patches, keep)
     even = torch.arange(0, num_patches, 2, device=metric.device)
     odd = torch.arange(1, num_patches, 2, device=metric.device)
-    check_pairwise(num_patches, keep, len(even))
     similarity, partner = best_partner(metric[:, 0::2], metric[:, 1::2])
     return join(even, odd, similarity, partner, keep)
 
@@ -162,32 +160,43 @@ class PiToMe:
     margin: float = 0.9
 
     def __call__(self, tokens: Tokens, block: Block, keep: int) -> Grouping:
-        """Group K patches into ``keep``, at least half of them."""
+        """Group K patches into ``keep``.
+
+        Args:
+            tokens: Tokens with K patches.
+            block: Their block.
+            keep: Patches after the step.
+
+        Returns:
+            The grouping.
+
+        Raises:
+            ValueError: If ``keep`` is less than half of the patches.
+        """
         metric = mean_keys(tokens, block)
         num_patches = metric.shape[1]
-        removed = num_patches - keep
-        check_pairwise(num_patches, keep, num_patches // 2)
-        energy = torch.cat(
-            [
-                elu(rows @ metric.transpose(1, 2) - self.margin).mean(-1)
-                for rows in metric.split(_CHUNK, dim=1)
-            ],
-            dim=1,
-        )
-        order = energy.sort(dim=1, descending=True, stable=True).indices[:, : 2 * removed]
-        source, target = order[:, 0::2], order[:, 1::2].sort(dim=1).values
-        rows, columns = (_rows(metric, index) for index in (source, target))
-        here = torch.arange(num_patches, device=metric.device).expand(len(metric), -1)
-        _, partner = best_partner(rows, columns)
-        here = here.scatter(1, source, target.gather(1, partner))
-        is_lead = here == torch.arange(num_patches, device=metric.device)
-        return Grouping(*lead_groups(is_lead, here, keep))
+        check_pairwise(num_patches, keep)
+        most = 2 * (num_patches - keep)
+        order = self.energy(metric).sort(dim=1, descending=True, stable=True).indices
+        source = order[:, 0:most:2]
+        target = order[:, 1:most:2].sort(dim=1).values  # ties go to the lower index
+        _, partner = best_partner(pick(metric, source), pick(metric, target))
+        here = torch.arange(num_patches, device=metric.device)
+        into = target.gather(1, partner)
+        pointer = here.expand(len(metric), -1).scatter(1, source, into)
+        return Grouping(*lead_groups(pointer == here, pointer, keep))
+
+    def energy(self, metric: Tensor) -> Tensor:
+        """Redundancy of unit vectors, ``(B, K, d)`` to ``(B, K)``; 2048 rows at a time."""
+        parts = metric.split(_CHUNK, dim=1)
+        rows = [elu(inner(part, metric) - self.margin).mean(-1) for part in parts]
+        return torch.cat(rows, dim=1)
 
 
 def join(
     source: Tensor, target: Tensor, similarity: Tensor, partner: Tensor, keep: int
 ) -> Grouping:
-    """Merge the most similar source patches, each into its partner, until ``keep`` are left.
+    """Merge the most similar sources, each into its partner, until ``keep`` are left.
 
     Args:
         source: Index of the patches that may merge, ``(A,)``.
@@ -220,18 +229,25 @@ def best_partner(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         The products and the positions, ``(B, A)`` each; never holds more than 2048 rows of
         the product.
     """
-    found = [(part @ columns.transpose(1, 2)).max(-1) for part in rows.split(_CHUNK, dim=1)]
+    found = [inner(part, columns).max(-1) for part in rows.split(_CHUNK, dim=1)]
     return torch.cat([f.values for f in found], 1), torch.cat([f.indices for f in found], 1)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of all rows, ``(B, A, d) x (B, T, d)`` to ``(B, A, T)``."""
+    # Autocast would round them to eight bits, in which the close ones tie.
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b.transpose(1, 2)
 
 
 def mean_keys(tokens: Tokens, block: Block) -> Tensor:
     """Unit keys of the patches, averaged over heads, ``(B, K, d)``; zero stays zero."""
     key = block.project(tokens).key[:, :, tokens.layout.num_prefix :]
-    return normalize(key.float().mean(1), dim=-1)
+    return normalize(widen(key).mean(1), dim=-1)
 
 
 def highest(scores: Tensor, keep: int) -> Tensor:
-    """Mark the ``keep`` highest scores of every image, ties to the lower index, ``(B, K)``."""
+    """Mark the ``keep`` highest scores of an image, ties to the lower index, ``(B, K)``."""
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :keep]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
 
@@ -253,28 +269,24 @@ def nearest_leads(
     metric = mean_keys(tokens, block)
     here = torch.arange(metric.shape[1], device=metric.device)
     lead, _ = lead_groups(is_lead, here.expand(len(metric), -1), keep)
-    _, nearest = best_partner(metric, _rows(metric, lead))
+    _, nearest = best_partner(metric, pick(metric, lead))
     target = torch.where(is_lead, here, lead.gather(1, nearest))
     return lead_groups(is_lead, target, keep)
 
 
-def check_pairwise(num_patches: int, keep: int, most: int) -> None:
-    """Refuse to remove more patches than one round of pairs can.
+def check_pairwise(num_patches: int, keep: int) -> None:
+    """Refuse to remove more patches than one step of pairs can.
 
     Args:
         num_patches: Patches now.
         keep: Patches asked for.
-        most: Patches that one round can remove.
 
     Raises:
-        ValueError: If more would have to go.
+        ValueError: If ``keep`` is less than half of the patches, or more than all.
     """
-    if not num_patches - most <= keep <= num_patches:
+    least = num_patches - num_patches // 2
+    if not least <= keep <= num_patches:
         raise ValueError(
-            f"keep must be from {num_patches - most} to {num_patches} of {num_patches} patches "
-            f"for one step of pairwise merging; got {keep}."
+            f"keep must be from {least} to {num_patches} of {num_patches} patches for one "
+            f"step of pairwise merging; got {keep}."
         )
-
-
-def _rows(values: Tensor, index: Tensor) -> Tensor:
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -1,7 +1,7 @@
 """A plan: which method reduces to how many patches where, as data."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +12,16 @@ FORMAT = "foveate-plan"
 VERSION = 1
 
 Schedule = tuple[tuple[int, int], ...]
+
+# What JSON must hold; the grid and the schedule have rules of their own.
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "method": ("a string", (str,)),
+    "task": ("a string", (str,)),
+    "place": ("a string", (str,)),
+    "fuse_last": ("an integer", (int,)),
+    "alpha": ("a number", (int, float)),
+    "options": ("an object", (dict,)),
+}
 
 
 @dataclass(frozen=True)
@@ -24,9 +34,14 @@ class Plan:
         grid: Rows and columns of the patch grid the counts are meant for.
         schedule: Pairs of a depth and the patches left after the step there.
         place: Where the steps stand.
-        fuse_last: Blocks at the end that run on the full grid again, for a task that reads it.
-        alpha: Share of its offset from its stand-in that a removed patch gets back.
+        fuse_last: For a task that reads the grid, how many blocks at the end run on all of
+            it again.
+        alpha: For such a task, the share of its offset from its stand-in that a removed
+            patch gets back.
         options: Further settings of the method, by name.
+
+    Raises:
+        ValueError: If depths do not ascend, counts grow, or a field is out of range.
     """
 
     method: str
@@ -39,22 +54,21 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a model.
-
-        Raises:
-            ValueError: If depths do not ascend, counts grow, or a field is out of range.
-        """
-        rows, columns = self.grid
-        before = (-1, rows * columns)
+        """Check what can be checked without a model."""
+        if min(self.grid) < 1:
+            raise ValueError(f"grid must be at least 1 x 1 patches; got {self.grid}.")
+        before = (-1, self.num_patches)
         for depth, keep in self.schedule:
             if depth <= before[0] or not 1 <= keep <= before[1]:
                 raise ValueError(
-                    "schedule must have ascending depths and counts that never grow, from 1 "
-                    f"to {rows * columns}; got {[list(s) for s in self.schedule]}."
+                    "schedule must have ascending depths and counts that never grow, from "
+                    f"1 to {self.num_patches}; got {[list(s) for s in self.schedule]}."
                 )
             before = (depth, keep)
         if self.place not in get_args(Place):
             raise ValueError(f"place must be one of {get_args(Place)}; got '{self.place}'.")
+        if self.fuse_last < 0:
+            raise ValueError(f"fuse_last must be at least 0; got {self.fuse_last}.")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1; got {self.alpha}.")
 
@@ -84,11 +98,12 @@ class Plan:
             The plan.
 
         Raises:
-            ValueError: If it is not a plan of this version, or has unknown or missing fields.
+            ValueError: If it is not a plan of this version, has unknown or missing fields,
+                or a field is of the wrong type or out of range.
         """
         try:
-            record = json.loads(Path(file).read_text())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            record = json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:  # no file, no text, no JSON
             raise ValueError(f"plan must be a JSON file; {file}: {error}.") from error
         return Plan.from_record(record, str(file))
 
@@ -106,32 +121,38 @@ class Plan:
         Raises:
             ValueError: As :meth:`load`.
         """
-        head = (
-            (record.get("format"), record.get("version"))
-            if isinstance(record, dict)
-            else None
-        )
+        read = record if isinstance(record, dict) else {}
+        head = (read.get("format"), read.get("version"))
         if head != (FORMAT, VERSION):
             raise ValueError(
                 f"plan must have format '{FORMAT}' and version {VERSION}; {name} has {head}."
             )
-        known = {f.name for f in fields(Plan)}
-        given = record.keys() - {"format", "version"}
+        known, given = {f.name for f in fields(Plan)}, read.keys() - {"format", "version"}
         if given != known:
-            wrong = sorted(given - known) or sorted(known - given)
             what = "unknown" if given - known else "missing"
-            raise ValueError(f"plan must have the fields {sorted(known)}; {what}: {wrong}.")
-        record = {k: record[k] for k in known}
-        record["grid"] = _integers(record["grid"], "grid", 2)
-        record["schedule"] = tuple(_integers(s, "schedule", 2) for s in record["schedule"])
-        return Plan(**record)
+            wrong = sorted(given - known) or sorted(known - given)
+            raise ValueError(
+                f"plan must have the fields {', '.join(sorted(known))}; {name} has "
+                f"{what} {', '.join(wrong)}."
+            )
+        values = {k: read[k] for k in known}
+        _check_kinds(values)
+        steps = values["schedule"]
+        if not isinstance(steps, list):
+            raise ValueError(f"schedule must be a list of pairs; got {steps!r}.")
+        values["schedule"] = tuple(_pair(step, "schedule") for step in steps)
+        values["grid"] = _pair(values["grid"], "grid")
+        return Plan(**values)
 
 
-def _integers(values: Any, name: str, length: int) -> tuple[int, ...]:  # noqa: ANN401
-    if (
-        not isinstance(values, Sequence)
-        or len(values) != length
-        or not all(type(v) is int for v in values)
-    ):
-        raise ValueError(f"{name} must hold {length} integers; got {values!r}.")
-    return tuple(values)
+def _check_kinds(values: dict[str, Any]) -> None:
+    for name, (label, kinds) in _KINDS.items():
+        if type(values[name]) not in kinds:  # a boolean is no integer here
+            raise ValueError(f"{name} must be {label}; got {values[name]!r}.")
+
+
+def _pair(values: Any, name: str) -> tuple[int, int]:  # noqa: ANN401 - any JSON
+    right = isinstance(values, list) and [type(v) for v in values] == [int, int]
+    if not right:
+        raise ValueError(f"{name} must hold pairs of integers; got {values!r}.")
+    return (values[0], values[1])

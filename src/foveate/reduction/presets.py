@@ -1,6 +1,6 @@
-"""Every method is four choices: what it scores by, what it does, where it stands, what returns.
+"""A method is a few choices: score, action, attention, and what comes back of a patch.
 
-A preset is one line of the table at the end of this file.
+A preset is an entry of the table at the end of this file.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,22 @@ from typing import Any
 from foveate.forward import Step
 from foveate.models import Model
 from foveate.reduction.agglomerate import Agglomerate
-from foveate.reduction.matching import Action, Fuse, ManyToOne, PiToMe, Prune, bipartite
+from foveate.reduction.matching import (
+    Action,
+    Fuse,
+    ManyToOne,
+    PiToMe,
+    Prune,
+    bipartite,
+    check_pairwise,
+)
 from foveate.reduction.plan import Plan
 from foveate.reduction.recover import Restore
 from foveate.reduction.regroup import NOTHING, Memory
 from foveate.reduction.sketch import PulledProbes, Sensitivity
 from foveate.reduction.spectral import LeadsOnly, PullbackPairs
 from foveate.reduction.step import Reduce
-from foveate.scoring import criteria
+from foveate.scoring import Score, criteria
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Setting:
     def probes(self) -> PulledProbes:
         """Pulled probes for the plan's task."""
         task = self.model.task(self.plan.task)
-        settings = (self.options["num_probes"], self.options["seed"])
-        return PulledProbes(self.model.backbone, task, self.plan.place, *settings)
+        num_probes, seed = self.options["num_probes"], self.options["seed"]
+        return PulledProbes(task, self.plan.place, num_probes, seed)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def plan_for(
 
     Raises:
         ValueError: If the model has no such task or block, or there is no such method or
-            option.
+            option, or the method cannot reach the counts.
     """
     plan = Plan(method, task, grid, tuple(sorted(counts.items())), **settings)
     build_steps(model, plan)
@@ -112,27 +120,22 @@ def build_steps(model: Model, plan: Plan) -> dict[int, list[Step]]:
     Raises:
         ValueError: As :func:`plan_for`.
     """
-    preset = find_preset(plan.method)
-    unknown = sorted(plan.options.keys() - preset.options.keys())
-    if unknown:
-        raise ValueError(
-            f"options of '{plan.method}' must be among {sorted(preset.options)}; got {unknown}."
-        )
-    needs_grid = model.task(plan.task).needs_grid
-    restore = model.backbone.num_blocks - plan.fuse_last if needs_grid else None
-    check_depths(plan, model.backbone.num_blocks, restore)
-    memory = Memory(plan.alpha, preset.freeze) if needs_grid else NOTHING
+    preset, task = find_preset(plan.method), model.task(plan.task)
+    check_options(plan, preset)
+    last = task.taps(model.backbone.num_blocks)[-1]
+    full_from = last - plan.fuse_last if task.needs_grid else last
+    check_depths(plan, last, full_from)
+    memory = Memory(plan.alpha, preset.freeze) if task.needs_grid else NOTHING
     steps: dict[int, list[Step]] = {}
-    before = plan.num_patches
+    before, options = plan.num_patches, {**preset.options, **plan.options}
     for depth, keep in plan.schedule:
-        options = {**preset.options, **plan.options}
         if keep < before:
             action = preset.action(Setting(model, plan, depth, before, keep, options))
             step = Reduce(action, keep, plan.place, preset.proportional, memory)
             steps[depth] = [step]
         before = keep
-    if restore is not None and plan.fuse_last and steps:
-        steps.setdefault(restore, []).append(Restore())
+    if steps and full_from < last:
+        steps[full_from] = [Restore()]
     return steps
 
 
@@ -153,30 +156,75 @@ def find_preset(method: str) -> Preset:
     return PRESETS[method]
 
 
-def check_depths(plan: Plan, num_blocks: int, restore: int | None) -> None:
-    """Refuse steps that the backbone has no block for, or that stand after the grid is full.
+def check_options(plan: Plan, preset: Preset) -> None:
+    """Refuse options that a preset does not have, or values of another type.
 
     Args:
         plan: The plan.
-        num_blocks: Blocks of the backbone.
-        restore: First block on the full grid again; None if the task does not read it.
+        preset: Its method.
+
+    Raises:
+        ValueError: Naming the option.
+    """
+    unknown = sorted(plan.options.keys() - preset.options.keys())
+    if unknown:
+        known = ", ".join(sorted(preset.options)) or "none"
+        raise ValueError(
+            f"options of '{plan.method}' are {known}; got {', '.join(unknown)}."
+        )
+    for name, value in plan.options.items():
+        default = preset.options[name]
+        kinds = (int, float) if type(default) is float else (type(default),)
+        if type(default) in (int, float, str) and type(value) not in kinds:
+            raise ValueError(
+                f"option '{name}' of '{plan.method}' must be of the type of its default, "
+                f"{default!r}; got {value!r}."
+            )
+
+
+def check_depths(plan: Plan, last: int, full_from: int) -> None:
+    """Refuse steps at blocks that do not run, or that already run on the full grid.
+
+    Args:
+        plan: The plan.
+        last: Blocks that run: the deepest tap of the task.
+        full_from: First block that runs on the full grid again; ``last`` if none does.
 
     Raises:
         ValueError: If a depth is out of range.
     """
-    if not 0 <= plan.fuse_last <= num_blocks:
-        raise ValueError(f"fuse_last must be from 0 to {num_blocks}; got {plan.fuse_last}.")
-    deepest = num_blocks if restore is None else restore
+    if plan.fuse_last > last:
+        raise ValueError(f"fuse_last must be from 0 to {last}; got {plan.fuse_last}.")
     for depth, _ in plan.schedule:
-        if not 0 <= depth < deepest:
+        if not 0 <= depth < full_from:
             raise ValueError(
-                f"depths must be from 0 to {deepest - 1} for task '{plan.task}' with the last "
-                f"{num_blocks - deepest} blocks on the full grid; got {depth}."
+                f"depths must be at least 0 and below {full_from} for task '{plan.task}', "
+                f"which reads {last} blocks, the last {last - full_from} of them on the "
+                f"full grid; got {depth}."
             )
 
 
-def _prune(score: Callable[[Setting], Any]) -> Callable[[Setting], Action]:
+def _prune(score: Callable[[Setting], Score]) -> Callable[[Setting], Action]:
     return lambda s: Prune(score(s), stand_in=s.needs_grid)
+
+
+def _class_attention(s: Setting) -> Score:
+    if not s.model.backbone.has_class_token:
+        raise ValueError(
+            f"method '{s.plan.method}' must be given a model with a class token; got "
+            f"{s.model.name} without one (method 'received' needs none)."
+        )
+    return criteria.class_attention
+
+
+def _pairwise(action: Callable[[Setting], Action]) -> Callable[[Setting], Action]:
+    """Let the plan be refused, and not the first image."""
+
+    def build(s: Setting) -> Action:
+        check_pairwise(s.before, s.keep)
+        return action(s)
+
+    return build
 
 
 def _rounds(s: Setting) -> int:
@@ -190,14 +238,16 @@ PRESETS: dict[str, Preset] = {
     "random": Preset(_prune(lambda s: criteria.Random(s.options["seed"])), options=_SEED),
     "norm": Preset(_prune(lambda s: criteria.feature_norm)),
     "coverage": Preset(_prune(lambda s: criteria.coverage)),
-    "attention": Preset(_prune(lambda s: criteria.class_attention)),
+    "attention": Preset(_prune(_class_attention)),
     "received": Preset(_prune(lambda s: criteria.received_attention)),
     "redundancy": Preset(_prune(lambda s: criteria.key_redundancy)),
-    "evit": Preset(lambda s: Fuse(criteria.class_attention)),
-    "tome": Preset(lambda s: bipartite, proportional=True),
-    "tome-plain": Preset(lambda s: bipartite),
+    "evit": Preset(lambda s: Fuse(_class_attention(s))),
+    "tome": Preset(_pairwise(lambda s: bipartite), proportional=True),
+    "tome-plain": Preset(_pairwise(lambda s: bipartite)),
     "pitome": Preset(
-        lambda s: PiToMe(s.options["margin"]), proportional=True, options={"margin": 0.9}
+        _pairwise(lambda s: PiToMe(s.options["margin"])),
+        proportional=True,
+        options={"margin": 0.9},
     ),
     "agglomerate": Preset(
         lambda s: Agglomerate(s.before, s.keep, _rounds(s), None, s.options["seed"]),
@@ -213,15 +263,25 @@ PRESETS: dict[str, Preset] = {
     "freeze-random": Preset(
         lambda s: Prune(criteria.Random(s.options["seed"])), freeze=True, options=_SEED
     ),
-    "freeze-tome": Preset(lambda s: LeadsOnly(bipartite), freeze=True),
+    "freeze-tome": Preset(_pairwise(lambda s: LeadsOnly(bipartite)), freeze=True),
     "pullback": Preset(
-        lambda s: PullbackPairs(s.probes(), s.options["mean"], s.options["cost"]),
+        _pairwise(
+            lambda s: PullbackPairs(s.probes(), s.options["mean"], s.options["cost"])
+        ),
         proportional=True,
         options={"mean": "importance", "cost": "merge", **_PROBES},
     ),
     "foveate-oracle": Preset(
-        lambda s: Agglomerate(s.before, s.keep, _rounds(s), s.probes(), s.options["seed"]),
+        lambda s: Agglomerate(
+            s.before,
+            s.keep,
+            _rounds(s),
+            s.probes(),
+            s.options["seed"],
+            s.options["damping"],
+            s.options["ridge"],
+        ),
         proportional=True,
-        options={"rounds": 8, **_PROBES},
+        options={"rounds": 8, "damping": 0.3, "ridge": 1.0, **_PROBES},
     ),
 }

@@ -1,5 +1,7 @@
 """A model that runs a plan. It is called like the model, and the model is not edited."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from foveate.forward import Step, run
@@ -13,9 +15,9 @@ from foveate.tokens import Tokens
 class ReducedViT(nn.Module):
     """A frozen model with fewer tokens.
 
-    The state is functional: nothing is remembered between calls, so that it can be copied,
-    pickled, compiled in one graph (unless its method back-propagates) and checkpointed. Each
-    image's result is independent of its batch-mates.
+    Nothing is remembered between calls, so that it can be copied, pickled, checkpointed and,
+    unless its method back-propagates, compiled into one graph. Each image's result is
+    independent of its batch-mates.
 
     Args:
         model: The full model, kept as it is and shared.
@@ -30,24 +32,24 @@ class ReducedViT(nn.Module):
         self.model = model
         self.plan = plan
         steps = build_steps(model, plan)
-        self.steps = nn.ModuleDict({str(d): nn.ModuleList(s) for d, s in steps.items()})  # type: ignore[arg-type]
-        self.train(model.training)
+        self.steps = nn.ModuleDict({str(d): nn.ModuleList(s) for d, s in steps.items()})  # type: ignore[arg-type]  # steps are modules
+        self.training = model.training  # train() would also set every part of the model
 
     def forward(self, images: Tensor) -> Tensor:
         """Raw output of the plan's task, ``(B, 3, H, W) -> (B, ...)``."""
         task = self.model.task(self.plan.task)
         taps = task.taps(self.model.backbone.num_blocks)
-        kept = self.tokens(images, taps)
+        kept = self.tokens_at(images, taps)
         read = [recover(kept[d]) if task.needs_grid else kept[d] for d in taps]
         features = tuple(tokens.x for tokens in read)
         return task.decode(self.model.backbone, features, read[0].layout)
 
-    def tokens(self, images: Tensor, taps: tuple[int, ...]) -> dict[int, Tokens]:
-        """Reduced tokens that enter the blocks at some depths.
+    def tokens_at(self, images: Tensor, depths: Sequence[int]) -> dict[int, Tokens]:
+        """Reduced tokens that enter the blocks at some depths, before any step there.
 
         Args:
             images: ``(B, 3, H, W)``.
-            taps: Depths, ascending; the number of blocks for what leaves the last.
+            depths: Ascending; the number of blocks for what leaves the last.
 
         Returns:
             Tokens by depth.
@@ -63,10 +65,10 @@ class ReducedViT(nn.Module):
                 f"{tokens.layout.grid} from {tuple(images.shape[-2:])} pixels."
             )
         steps: dict[int, list[Step]] = {
-            int(depth): list(here)  # type: ignore[call-overload]
+            int(depth): list(here)  # type: ignore[call-overload]  # a ModuleList
             for depth, here in self.steps.items()
         }
-        return run(backbone, tokens, 0, taps[-1], steps, taps)[1]
+        return run(backbone, tokens, 0, depths[-1], steps, depths)[1]
 
 
 def reduce(model: Model, plan: Plan) -> ReducedViT:

@@ -21,12 +21,14 @@ class Grouping:
             takes the lead's feature as it is, and numbers ``(B, K)`` are weights of a sum.
         heard: Which patches go into their group's feature and size, ``(B, K)``; the others
             are spoken for and nothing else. None for all.
+        shift: Added to the features of the groups, ``(B, K', C)``; None for nothing.
     """
 
     lead: Tensor
     group: Tensor
     share: Literal["mean", "lead"] | Tensor = "mean"
     heard: Tensor | None = None
+    shift: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor]:
         x = sum_groups(widen(tokens.patches) * size, group, keep) / total
     else:
         x = pick(tokens.patches, lead)
+    if grouping.shift is not None:
+        x = x + grouping.shift
     return x.to(tokens.x.dtype), total[..., 0]
 
 

@@ -5,57 +5,98 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from foveate.backbones import Backbone
 from foveate.diagnosis.jacobian import Tail, TokenJacobian
 from foveate.forward import Block, Place, run
 from foveate.reduction.recover import recover
+from foveate.reduction.regroup import widen
 from foveate.tasks import Task
 from foveate.tokens import Tokens
 
 
 @dataclass(frozen=True)
 class PulledProbes:
-    r"""Random cotangents pulled back to the tokens of a block.
+    r"""Random signs at the task's output, pulled back to the tokens of a block.
 
-    Row k of patch n is :math:`(J^\top u_k)_n / s_n` with :math:`u_k \sim \mathcal N(0, I_M)`:
-    for one copy of a patch that stands for :math:`s_n`. What follows the block is the model
-    as it would go on from here, without further reduction, on the recovered grid if the task
-    reads one. All images share the probes. Cost: ``num_probes`` VJPs an image.
+    Row k of patch n is :math:`(J^\top u_k)_n / s_n`, for one copy of a patch that stands
+    for :math:`s_n`. What follows the block is the model as it would go on from here, without
+    further reduction, on the recovered grid if the task reads one; what the task has read
+    before is held constant. All images share the probes, so that none depends on its
+    batch-mates. Cost: ``num_probes`` VJPs an image. Works under ``no_grad``, gives no
+    gradients, does not compile.
+
+    The u have independent signs as entries: :math:`\frac1R \sum_k (u_k^\top v)^2` then
+    estimates :math:`\lVert v \rVert^2` without bias and with a relative standard error of
+    at most :math:`\sqrt{2 / R}`, where normal entries always have that much; for a single
+    output it is exact.
 
     Attributes:
-        backbone: The network.
-        task: Its decoder.
+        task: The decoder.
         place: Where at the block the tokens are taken.
         num_probes: Rows, R.
         seed: The same seed gives the same probes; each depth draws its own.
+        chunk_size: Probes pulled back at once, which bounds the memory.
+
+    Raises:
+        ValueError: If ``num_probes`` or ``chunk_size`` is not positive.
     """
 
-    backbone: Backbone
     task: Task
-    place: Place
-    num_probes: int
+    place: Place = "between"
+    num_probes: int = 48
     seed: int = 0
+    chunk_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the number of probes."""
+        for name in ("num_probes", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
 
     def __call__(self, tokens: Tokens, block: Block) -> Tensor:
-        """Sketch of every patch, ``(B, K, R, C)``, float32."""
-        jacobian = TokenJacobian(self._tail(tokens, block), tokens.x)
-        generator = Generator().manual_seed(self.seed + 7919 * block.depth)
-        shape = (self.num_probes, 1, jacobian.num_outputs)
-        probes = torch.randn(shape, generator=generator).to(tokens.x)
-        pulled = jacobian.vjp(probes.expand(-1, len(tokens.x), -1))  # (R, B, P + K, C)
+        """Pull the probes back.
+
+        Args:
+            tokens: Tokens with K patches, at ``place`` of the block.
+            block: The block; if the task reads tokens from before it, they are in ``kept``.
+
+        Returns:
+            Sketch of every patch, ``(B, K, R, C)``, in float32 at least.
+
+        Raises:
+            ValueError: If tokens that the task reads have not been kept.
+        """
+        with torch.no_grad():
+            jacobian = TokenJacobian(self._tail(tokens, block), tokens.x, self.chunk_size)
+            pulled = jacobian.vjp(self._probes(jacobian.output, block.depth))
         rows = pulled[:, :, tokens.layout.num_prefix :].permute(1, 2, 0, 3)
-        return rows.float() / tokens.sizes()[..., None, None]
+        return widen(rows) / tokens.sizes()[..., None, None]
+
+    def _probes(self, output: Tensor, depth: int) -> Tensor:
+        """Signs, the same for all images and on every device, ``(R, B, M)``."""
+        generator = Generator().manual_seed(self.seed + 7919 * depth)
+        shape = (self.num_probes, 1, output.shape[1])
+        bits = torch.randint(0, 2, shape, generator=generator)
+        return (2 * bits - 1).to(output).expand(-1, len(output), -1)
 
     def _tail(self, tokens: Tokens, block: Block) -> Tail:
-        backbone, task, depth = self.backbone, self.task, block.depth
+        """Task output of the tokens, ``(B, P + K, C) -> (B, M)``."""
+        backbone, task, depth = block.backbone, self.task, block.depth
         taps = task.taps(backbone.num_blocks)
+        start = depth + (self.place == "between")
+        missing = [d for d in taps if d < start and d not in block.kept]
+        if missing:
+            raise ValueError(
+                f"taps must hold the depths {missing}, which the task reads before block "
+                f"{depth}; got the tokens kept at {sorted(block.kept)}."
+            )
 
         def tail(x: Tensor) -> Tensor:
-            now, start = tokens.with_(x=x), depth
+            now = tokens.with_(x=x)
             if self.place == "between":
-                now, start = backbone.transform(depth, now), depth + 1
+                now = backbone.transform(depth, now)
             _, late = run(backbone, now, start, taps[-1], taps=taps)
-            read = [{**block.kept, **late}[d] for d in taps]
+            # A tap at this very depth was kept before any step, hence what is kept wins.
+            read = [{**late, **block.kept}[d] for d in taps]
             features = tuple((recover(t) if task.needs_grid else t).x for t in read)
             return task.decode(backbone, features, tokens.layout).flatten(1)
 
@@ -66,17 +107,17 @@ class PulledProbes:
 class Sensitivity:
     r"""The oracle of all scores: how much the task output moves when one patch moves.
 
-    :math:`\sqrt{\frac1R \sum_k \lVert (J^\top u_k)_n \rVert^2}` estimates the Frobenius norm
-    of a patch's block of the Jacobian; the relative standard error of its square is at most
-    :math:`\sqrt{2 / R}`. Cost: that of the sketch.
+    :math:`\sqrt{\frac1R \sum_k \lVert (J^\top u_k)_n \rVert^2}` estimates the Frobenius
+    norm of a patch's block of the Jacobian; the relative standard error of its square is at most
+    :math:`\sqrt{2 / R}`. Cost: that of the probes.
 
     Attributes:
-        sketch: Pulled probes.
+        probes: What is pulled back.
     """
 
-    sketch: PulledProbes
+    probes: PulledProbes
 
     def __call__(self, tokens: Tokens, block: Block) -> Tensor:
         """Scores, ``(B, K)``, nonnegative; comparable between the patches of one call."""
-        rows = self.sketch(tokens, block) * tokens.sizes()[..., None, None]
+        rows = self.probes(tokens, block) * tokens.sizes()[..., None, None]
         return rows.square().sum(-1).mean(-1).sqrt()

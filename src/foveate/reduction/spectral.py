@@ -49,11 +49,8 @@ class PullbackPairs:
     def __post_init__(self) -> None:
         """Check the names."""
         for name, known in (("mean", get_args(Mean)), ("cost", get_args(Cost))):
-            if getattr(self, name) not in known:
-                given = getattr(self, name)
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}; got '{given}'."
-                )
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {known}; got '{given}'.")
 
     def __call__(self, tokens: Tokens, block: Block, keep: int) -> Grouping:
         """Group K patches into ``keep``.
@@ -71,7 +68,7 @@ class PullbackPairs:
         """
         index = torch.arange(tokens.num_patches, device=tokens.x.device)
         even, odd = index[0::2], index[1::2]
-        check_pairwise(len(index), keep, len(even))
+        check_pairwise(len(index), keep)
         sizes = tokens.sizes()
         sketch = self.probes(tokens, block) * sizes[..., None, None]  # (B, K, R, C)
         importance = sketch.square().sum(-1).mean(-1).sqrt()  # (B, K)

@@ -17,6 +17,9 @@ class Reduce(nn.Module):
         place: ``before`` the block or ``between`` its attention and its MLP.
         proportional: Whether attention weighs keys by size from here on.
         memory: What to store of a removed patch.
+
+    Raises:
+        ValueError: If ``keep`` is below 1.
     """
 
     def __init__(
@@ -28,6 +31,8 @@ class Reduce(nn.Module):
         memory: Memory = NOTHING,
     ) -> None:
         super().__init__()
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1 patch; got {keep}.")
         self.action = action
         self.keep = keep
         self.place = place

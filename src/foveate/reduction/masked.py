@@ -1,0 +1,144 @@
+r"""Removing patches without removing them: the differentiable form of pruning and merging.
+
+All N patches stay in the sequence, and those to be removed are masked. A mask m needs
+nothing new, since proportional attention adds the log size of a key to its logits: a patch
+of size :math:`s m` with m tending to 0 is a patch that no token sees, and the gradient in m
+is that of a masked softmax. Masks are straight-through: 0 or 1 forwards, a probability
+backwards.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from foveate.forward import Block, Place
+from foveate.reduction.matching import mean_keys
+from foveate.reduction.recover import recover
+from foveate.reduction.regroup import pick, speak, sum_groups, widen
+from foveate.scoring.criteria import class_attention
+from foveate.tokens import Tokens
+
+__all__ = ["MaskedRestore", "MaskedStep", "Rate", "read_masked"]
+
+_ABSENT = 1e-6  # size of a masked patch: its log is finite, and so are the gradients
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A number of patches, as a mask over ranks; differentiable.
+
+    Attributes:
+        count: How many, a whole number forwards and its expectation backwards, scalar.
+        mask: Whether a patch of each rank is among them, ``(N,)``; 0 or 1 forwards and the
+            probability backwards.
+    """
+
+    count: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class MaskedStep:
+    """DiffRate's step with masks: the forward values are those of the true step.
+
+    Patches are ranked by class attention. Those in reach of ``merge`` stay; of the others,
+    those in reach of ``prune`` join the kept patch of highest cosine, by a plain mean, and
+    the rest vanish.
+
+    Attributes:
+        prune: Patches left by pruning.
+        merge: Patches left by merging.
+        alpha: Share of its offset that a removed patch gets back; None if the task does not
+            read patches.
+    """
+
+    prune: Rate
+    merge: Rate
+    alpha: float | None = None
+    place: Place = "between"
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+        """Mask what is removed. N patches come and go, ``(B, P + N, C)``."""
+        x, size = widen(tokens.patches), tokens.sizes()
+        alive = size > 0.5
+        with torch.no_grad():
+            score = class_attention(tokens, block).masked_fill(~alive, -1.0)
+            order = score.sort(dim=1, descending=True, stable=True).indices
+            rank = order.argsort(dim=1)  # those removed before come last
+            mask = (self.prune.mask * self.merge.mask)[rank]
+            lead = alive & (mask > 0.5)
+            near = _nearest(x, lead)
+        mask = (self.prune.mask * self.merge.mask)[rank]
+        joins = torch.where(alive & ~lead, self.prune.mask[rank], 0.0)  # (B, N)
+        added = torch.stack([joins, joins * size], dim=-1)
+        number, mass = sum_groups(added, near, x.shape[1]).unbind(-1)
+        moved = x + sum_groups(x * joins[..., None], near, x.shape[1])
+        moved = (moved / (1 + number[..., None])).to(tokens.x.dtype)
+        floor = torch.where(alive, _ABSENT, 1.0) * size.detach()
+        changed = tokens.with_(
+            x=torch.cat([tokens.prefix, moved], dim=1),
+            size=(size + mass) * mask + (1 - mask.detach()) * floor,
+            proportional=True,
+        )
+        if self.alpha is None:
+            return changed
+        with torch.no_grad():
+            merged = joins.detach() > 0.5
+            speaker = torch.where(merged, near, _nearest(mean_keys(tokens, block), lead))
+            here = torch.arange(x.shape[1], device=x.device)
+            speaker = torch.where(alive & ~lead, speaker, here)
+        return _remember(tokens, changed, speaker, self.alpha)
+
+
+@dataclass(frozen=True)
+class MaskedRestore:
+    """The step that fills the grid before a block."""
+
+    place: Place = "before"
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+        """Tokens on the full grid, nothing masked."""
+        return read_masked(tokens)
+
+
+def read_masked(tokens: Tokens) -> Tokens:
+    """What a decoder reads: removed patches through their stand-ins, as after true steps.
+
+    Backwards, a removed patch is also worth what it would have been if it had stayed.
+
+    Args:
+        tokens: N patches, some of them masked.
+
+    Returns:
+        N patches on the full grid.
+    """
+    if tokens.stand_in is None:
+        return tokens
+    full = recover(tokens)
+    size = tokens.sizes()
+    mask = torch.where(size > 0.5, 1.0, size - size.detach())[..., None]
+    patches = full.patches + mask * (tokens.patches - full.patches)
+    x = torch.cat([tokens.prefix, patches.to(full.x.dtype)], dim=1)
+    return full.with_(x=x)
+
+
+def _nearest(vectors: Tensor, lead: Tensor) -> Tensor:
+    """Lead of highest cosine to every patch, ``(B, N, d)`` to ``(B, N)``."""
+    unit = normalize(vectors, dim=-1)
+    cosine = (unit @ unit.mT).masked_fill(~lead[:, None], -2.0)
+    return cosine.argmax(-1)
+
+
+def _remember(before: Tokens, after: Tokens, speaker: Tensor, alpha: float) -> Tokens:
+    """Note who speaks for every patch, and what it then lacks."""
+    here = torch.arange(speaker.shape[1], device=speaker.device).expand_as(speaker)
+    stand_in = here[..., None] if before.stand_in is None else before.stand_in  # (B, N, 1)
+    lost = alpha * (before.patches - pick(after.patches, speaker))
+    lost = speak(lost, stand_in, None)
+    return after.with_(
+        stand_in=speaker.gather(1, stand_in[..., 0])[..., None],
+        offset=lost if before.offset is None else before.offset + lost,
+        grid_position=before.position,
+    )
