@@ -1,22 +1,18 @@
-"""Oracle: naive scores in ``reference_scoring``; the materialised Jacobian."""
+"""Oracle: naive scores in ``reference_scoring``."""
 
 import copy
 import pickle
 
 import pytest
 import torch
-from torch.func import jacrev
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from foveate.backbones import Heads, open_backbone
 from foveate.forward import Block, run
-from foveate.reduction.recover import recover
 from foveate.reduction.regroup import Grouping, regroup
 from foveate.scoring import criteria
 from foveate.scoring.criteria import (
     Random,
-    Sensitivity,
     class_attention,
     coverage,
     feature_norm,
@@ -263,116 +259,9 @@ def test_scores_compile_into_one_graph(score, backbone):
         assert_close(compiled(given), score(given, block))
 
 
-@pytest.mark.parametrize("score", [*CHEAP, Sensitivity(tiny.dense_model().task("cls"), 2)])
+@cheap
 def test_scores_survive_copies_and_pickles(score, backbone):
     tokens, block = entering(backbone), Block(backbone, DEPTH)
     truth = score(tokens, block)
     for copied in (copy.deepcopy(score), pickle.loads(pickle.dumps(score))):
         assert torch.equal(copied(tokens, block), truth)
-
-
-# --- Sensitivity --------------------------------------------------------------------------
-
-
-class Weighted(torch.nn.Module):
-    """One number of another task's output, so that a single sign is exact."""
-
-    def __init__(self, task):
-        super().__init__()
-        self.task, self.needs_grid = task, task.needs_grid
-
-    def taps(self, num_blocks):
-        return self.task.taps(num_blocks)
-
-    def decode(self, backbone, features, layout):
-        y = self.task.decode(backbone, features, layout).flatten(1)
-        return (y * torch.linspace(-1, 2, y.shape[1], dtype=y.dtype)).sum(1, keepdim=True)
-
-
-class Levels(torch.nn.Module):
-    """Reads the class token at two depths."""
-
-    needs_grid = False
-
-    def taps(self, num_blocks):
-        return (1, num_blocks)
-
-    def decode(self, backbone, features, layout):
-        return torch.cat([x[:, 0] for x in features], dim=1)
-
-
-def block_norms(model, task, tokens, depth):
-    """Exact norms of the patches' Jacobian blocks, one image at a time, ``(B, K)``."""
-    norms = []
-    for b in range(len(tokens.x)):
-        one = image(tokens, b)
-
-        def tail(x, one=one):
-            last = task.taps(model.backbone.num_blocks)
-            _, kept = run(model.backbone, one.with_(x=x), depth, last[-1], taps=last)
-            features = [kept[d] for d in last]
-            if task.needs_grid:
-                features = [recover(f) for f in features]
-            features = tuple(f.x for f in features)
-            return task.decode(model.backbone, features, one.layout).flatten()
-
-        with sdpa_kernel(SDPBackend.MATH):
-            jacobian = jacrev(tail)(one.x)[:, 0, one.layout.num_prefix :]  # (M, K, C)
-        norms.append(jacobian.square().sum((0, 2)).sqrt())
-    return torch.stack(norms)
-
-
-@pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize("name", ["cls", "saliency"])
-def test_sensitivity_of_one_output_is_exact(double_model, name, reduced):
-    task = Weighted(double_model.task(name))
-    tokens = entering(double_model.backbone, dtype=torch.float64)
-    tokens = merged(tokens) if reduced else tokens
-    score = Sensitivity(task, num_probes=1, recover=recover)
-    with torch.no_grad():
-        found = score(tokens, Block(double_model.backbone, DEPTH))
-    assert_close(found, block_norms(double_model, task, tokens, DEPTH))
-
-
-def test_sensitivity_is_within_its_stated_error(double_model):
-    task, num_probes = double_model.task("cls"), 400
-    tokens = entering(double_model.backbone, dtype=torch.float64)
-    truth = block_norms(double_model, task, tokens, DEPTH).square()
-    score = Sensitivity(task, num_probes, seed=5, chunk_size=50)
-    found = score(tokens, Block(double_model.backbone, DEPTH)).square()
-    assert_close(found, truth, rtol=4 * (2 / num_probes) ** 0.5, atol=0)
-
-
-def test_sensitivity_reads_every_tap(double_model):
-    tokens = entering(double_model.backbone, dtype=torch.float64)
-    task = Weighted(Levels())
-    found = Sensitivity(task, 1)(tokens, Block(double_model.backbone, 1))
-    assert_close(found, block_norms(double_model, task, tokens, 1))
-
-
-def test_sensitivity_treats_images_apart_and_repeats(double_model):
-    tokens, block = (
-        entering(double_model.backbone, dtype=torch.float64),
-        Block(double_model.backbone, DEPTH),
-    )
-    score = Sensitivity(double_model.task("cls"), 3)
-    together = score(tokens, block)
-    assert torch.equal(together, score(tokens, block))
-    assert not torch.equal(together, Sensitivity(score.task, 3, seed=1)(tokens, block))
-    for b in range(2):
-        assert_close(score(image(tokens, b), block), together[b : b + 1])
-
-
-def test_sensitivity_refuses_what_it_cannot_run(dense_model):
-    backbone, cls = dense_model.backbone, dense_model.task("cls")
-    tokens = entering(backbone)
-    block = Block(backbone, DEPTH)
-    with pytest.raises(ValueError, match=r"num_probes must be at least 1; got 0\."):
-        Sensitivity(cls, 0)
-    between = Block(backbone, DEPTH, backbone.project(DEPTH, tokens))
-    with pytest.raises(ValueError, match=r"between attention and MLP of block 1\."):
-        Sensitivity(cls)(tokens, between)
-    with pytest.raises(ValueError, match=r"first tap of its task, 1; got depth 2\."):
-        Sensitivity(Levels())(tokens, Block(backbone, 2))
-    with pytest.raises(ValueError, match=r"recover must be given .* None with 12 of 35 "):
-        Sensitivity(dense_model.task("saliency"))(merged(tokens), block)

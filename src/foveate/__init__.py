@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foveate.models import Model as Model
     from foveate.models import open_model as open_model
+    from foveate.reduction.plan import Plan as Plan
+    from foveate.reduction.presets import plan_for as plan_for
+    from foveate.reduction.reduced_vit import ReducedViT as ReducedViT
+    from foveate.reduction.reduced_vit import reduce as reduce
 
 __version__ = "0.1.0"
 
@@ -13,6 +17,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Model": "foveate.models",
     "open_model": "foveate.models",
+    "Plan": "foveate.reduction.plan",
+    "plan_for": "foveate.reduction.presets",
+    "ReducedViT": "foveate.reduction.reduced_vit",
+    "reduce": "foveate.reduction.reduced_vit",
 }
 __all__ = list(_HOMES)
 

@@ -99,8 +99,8 @@ class Fuse:
 def bipartite(tokens: Tokens, block: Block, keep: int) -> Grouping:
     """Merge along the most similar edges between even and odd patches (ToMe).
 
-    Every even patch proposes the odd patch of highest cosine between head-averaged keys. The
-    best edges merge; several even patches may join one odd patch. Cost: K^2 d / 4.
+    Every even patch proposes the odd patch of highest cosine between head-averaged keys.
+    The best edges merge; several even patches may join one odd patch. Cost: K^2 d / 4.
 
     Args:
         tokens: Tokens with K patches.

@@ -125,7 +125,8 @@ class Plan:
         head = (read.get("format"), read.get("version"))
         if head != (FORMAT, VERSION):
             raise ValueError(
-                f"plan must have format '{FORMAT}' and version {VERSION}; {name} has {head}."
+                f"plan must have format '{FORMAT}' and version {VERSION}; {name} has "
+                f"{head}."
             )
         known, given = {f.name for f in fields(Plan)}, read.keys() - {"format", "version"}
         if given != known:

@@ -15,8 +15,8 @@ from foveate.tokens import Tokens
 class ReducedViT(nn.Module):
     """A frozen model with fewer tokens.
 
-    Nothing is remembered between calls, so that it can be copied, pickled, checkpointed and,
-    unless its method back-propagates, compiled into one graph. Each image's result is
+    Nothing is remembered between calls, so that it can be copied, pickled, checkpointed
+    and, unless its method back-propagates, compiled into one graph. Each image's result is
     independent of its batch-mates.
 
     Args:
@@ -31,8 +31,9 @@ class ReducedViT(nn.Module):
         super().__init__()
         self.model = model
         self.plan = plan
-        steps = build_steps(model, plan)
-        self.steps = nn.ModuleDict({str(d): nn.ModuleList(s) for d, s in steps.items()})  # type: ignore[arg-type]  # steps are modules
+        self.steps = nn.ModuleDict()
+        for depth, here in build_steps(model, plan).items():
+            self.steps[str(depth)] = nn.ModuleList(here)  # type: ignore[arg-type]  # modules
         self.training = model.training  # train() would also set every part of the model
 
     def forward(self, images: Tensor) -> Tensor:

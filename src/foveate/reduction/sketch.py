@@ -18,10 +18,10 @@ class PulledProbes:
     r"""Random signs at the task's output, pulled back to the tokens of a block.
 
     Row k of patch n is :math:`(J^\top u_k)_n / s_n`, for one copy of a patch that stands
-    for :math:`s_n`. What follows the block is the model as it would go on from here, without
-    further reduction, on the recovered grid if the task reads one; what the task has read
-    before is held constant. All images share the probes, so that none depends on its
-    batch-mates. Cost: ``num_probes`` VJPs an image. Works under ``no_grad``, gives no
+    for :math:`s_n`. What follows the block is the model as it would go on from here,
+    without further reduction, on the recovered grid if the task reads one; what the task
+    has read before is held constant. All images share the probes, so that none depends on
+    its batch-mates. Cost: ``num_probes`` VJPs an image. Works under ``no_grad``, gives no
     gradients, does not compile.
 
     The u have independent signs as entries: :math:`\frac1R \sum_k (u_k^\top v)^2` then
@@ -108,8 +108,8 @@ class Sensitivity:
     r"""The oracle of all scores: how much the task output moves when one patch moves.
 
     :math:`\sqrt{\frac1R \sum_k \lVert (J^\top u_k)_n \rVert^2}` estimates the Frobenius
-    norm of a patch's block of the Jacobian; the relative standard error of its square is at most
-    :math:`\sqrt{2 / R}`. Cost: that of the probes.
+    norm of a patch's block of the Jacobian; the relative standard error of its square is at
+    most :math:`\sqrt{2 / R}`. Cost: that of the probes.
 
     Attributes:
         probes: What is pulled back.

@@ -2,9 +2,8 @@ r"""Scores that need no training: Tokens and a block in, ``(B, K)`` out, higher 
 
 B images, P prefix tokens, K patches now, N originally, T = P + K, C channels, h heads of d
 channels. Half precision is raised to float32 before anything is summed. All have static
-shapes and compile into one graph, apart from ``Sensitivity``. Costs are multiply-adds an
-image, beside the block's own projections: those are free between attention and MLP, and
-paid for before the block.
+shapes and compile into one graph. Costs are multiply-adds an image, beside the block's own
+projections: those are free between attention and MLP, and paid for before the block.
 """
 
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from foveate.forward import Block
-from foveate.scoring.sensitivity import Sensitivity
 from foveate.tokens import Tokens
 
 __all__ = [
     "Random",
-    "Sensitivity",
     "class_attention",
     "coverage",
     "feature_norm",
