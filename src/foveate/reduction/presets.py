@@ -20,12 +20,15 @@ from foveate.reduction.matching import (
     check_pairwise,
 )
 from foveate.reduction.plan import Plan
+from foveate.reduction.rates import DiffRate, prune_count
 from foveate.reduction.recover import Restore
 from foveate.reduction.regroup import NOTHING, Memory
+from foveate.reduction.resolution import RESOLUTION, refuse_steps, resolution_plan
 from foveate.reduction.sketch import PulledProbes, Sensitivity
 from foveate.reduction.spectral import LeadsOnly, PullbackPairs
 from foveate.reduction.step import Reduce
 from foveate.scoring import Score, criteria
+from foveate.scoring.cropr import Cropr, load_queries
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def plan_for(
             option, or the method cannot reach the counts.
     """
     plan = Plan(method, task, grid, tuple(sorted(counts.items())), **settings)
+    if method == RESOLUTION:
+        return resolution_plan(model, plan)
     build_steps(model, plan)
     return plan
 
@@ -227,6 +232,18 @@ def _pairwise(action: Callable[[Setting], Action]) -> Callable[[Setting], Action
     return build
 
 
+def _diffrate(s: Setting) -> Action:
+    _class_attention(s)  # what patches are ranked by
+    return DiffRate(prune_count(s.plan, s.depth, s.before, s.options), s.needs_grid)
+
+
+def _cropr(s: Setting) -> Action:
+    if file := s.options["queries"]:
+        return Prune(Cropr(load_queries(file, s.depth)))
+    _class_attention(s)  # the query is the class token's
+    return Prune(Cropr())
+
+
 def _rounds(s: Setting) -> int:
     return int(s.options["rounds"])
 
@@ -271,6 +288,11 @@ PRESETS: dict[str, Preset] = {
         proportional=True,
         options={"mean": "importance", "cost": "merge", **_PROBES},
     ),
+    "diffrate": Preset(
+        _diffrate, proportional=True, options={"prune_share": 0.5, "keep_prune": None}
+    ),
+    "cropr": Preset(_cropr, freeze=True, options={"queries": ""}),
+    RESOLUTION: Preset(refuse_steps),
     "foveate-oracle": Preset(
         lambda s: Agglomerate(
             s.before,

@@ -84,16 +84,17 @@ def prune_count(plan: Plan, depth: int, before: int, options: Mapping[str, Any])
         The count.
 
     Raises:
-        ValueError: If there is not one count for every step, or the share is not in [0, 1].
+        ValueError: If there is not one integer for every step, or the share is not in [0, 1].
     """
     listed, share = options["keep_prune"], options["prune_share"]
     if listed is not None:
-        if len(listed) != len(plan.schedule):
+        whole = isinstance(listed, list | tuple) and all(type(k) is int for k in listed)
+        if not whole or len(listed) != len(plan.schedule):
             raise ValueError(
-                f"keep_prune must have one count for each of {len(plan.schedule)} steps; "
-                f"got {len(listed)}."
+                f"keep_prune must list one integer for each of {len(plan.schedule)} steps; "
+                f"got {listed!r}."
             )
-        return int(listed[[d for d, _ in plan.schedule].index(depth)])
+        return listed[[d for d, _ in plan.schedule].index(depth)]
     if not 0 <= share <= 1:
         raise ValueError(f"prune_share must be in [0, 1]; got {share}.")
     return before - floor(share * (before - plan.counts[depth]) + 0.5)

@@ -9,6 +9,7 @@ from foveate.models import Model
 from foveate.reduction.plan import Plan
 from foveate.reduction.presets import build_steps
 from foveate.reduction.recover import recover
+from foveate.reduction.resolution import RESOLUTION, LowerResolution
 from foveate.tokens import Tokens
 
 
@@ -72,6 +73,7 @@ class ReducedViT(nn.Module):
         return run(backbone, tokens, 0, depths[-1], steps, depths)[1]
 
 
-def reduce(model: Model, plan: Plan) -> ReducedViT:
-    """Run a model by a plan; see :class:`ReducedViT`."""
-    return ReducedViT(model, plan)
+def reduce(model: Model, plan: Plan) -> ReducedViT | LowerResolution:
+    """Run a model by a plan, on fewer tokens or, for one method, on smaller images."""
+    kind = LowerResolution if plan.method == RESOLUTION else ReducedViT
+    return kind(model, plan)
