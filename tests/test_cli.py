@@ -1,8 +1,10 @@
 """Oracle: the contract of the command line: exit codes, one line, whole files or none."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,3 +247,23 @@ def test_public_names_exist_and_others_do_not():
     assert set(foveate.__all__) <= set(dir(foveate))
     with pytest.raises(AttributeError, match="no attribute 'fly'"):
         _ = foveate.fly
+
+
+def test_the_readme_calls_only_what_exists():
+    import foveate
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, "README.md", "exec")
+        assert set(re.findall(r"\bfv\.(\w+)", block)) <= set(foveate.__all__)
+    words = re.findall(r"^foveate (\w+)", readme, flags=re.MULTILINE)
+    assert set(words) <= {
+        command.callback.__name__ for command in cli.app.registered_commands
+    }
+    assert all((Path(__file__).parents[1] / link).exists() for link in links(readme))
+
+
+def links(text):
+    return re.findall(r"\]\(([^):]+)\)", text)

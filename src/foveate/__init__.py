@@ -4,11 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foveate.diagnosis.diagnose import Diagnosis as Diagnosis
+    from foveate.diagnosis.diagnose import diagnose as diagnose
     from foveate.models import Model as Model
     from foveate.models import open_model as open_model
     from foveate.reduction.plan import Plan as Plan
     from foveate.reduction.presets import plan_for as plan_for
-    from foveate.reduction.reduced_vit import ReducedViT as ReducedViT
     from foveate.reduction.reduced_vit import reduce as reduce
 
 __version__ = "0.1.0"
@@ -17,9 +18,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Model": "foveate.models",
     "open_model": "foveate.models",
+    "Diagnosis": "foveate.diagnosis.diagnose",
+    "diagnose": "foveate.diagnosis.diagnose",
     "Plan": "foveate.reduction.plan",
     "plan_for": "foveate.reduction.presets",
-    "ReducedViT": "foveate.reduction.reduced_vit",
     "reduce": "foveate.reduction.reduced_vit",
 }
 __all__ = list(_HOMES)

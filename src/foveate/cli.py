@@ -93,8 +93,8 @@ def demo(common: Common) -> None:
 
     check_directory(common.out)
     model = _open(common)
-    write_photographs(common.out / "photos")
-    diagnose(common, common.out / "photos", depth=max(0, model.backbone.num_blocks - 2))
+    files = write_photographs(common.out / "photos")
+    _diagnose(common, model, files, depth=max(0, model.backbone.num_blocks - 2))
     report(common.out)
 
 
@@ -109,14 +109,27 @@ def diagnose(
     exact: IsExact = "auto",
 ) -> None:
     """Measure which tokens and directions a task depends on, on your own pictures."""
-    from foveate.data.folder import find_images, load_images
-    from foveate.diagnosis.diagnose import diagnose as run
-    from foveate.report import terminal
-    from foveate.report.records import check_directory, write_record
+    from foveate.data.folder import find_images
+    from foveate.report.records import check_directory
 
     check_directory(common.out)
     files = find_images(images)
-    model = _open(common)
+    settings = {"rank": rank, "probes": probes, "iterations": iterations, "exact": exact}
+    _diagnose(common, _open(common), files, depth, **settings)
+
+
+def _diagnose(
+    common: Common,
+    model: "Model",
+    files: Sequence[Path],
+    depth: int,
+    **settings: Any,  # noqa: ANN401 - passed on to the library
+) -> None:
+    from foveate.data.folder import load_images
+    from foveate.diagnosis.diagnose import diagnose as run
+    from foveate.report import terminal
+    from foveate.report.records import write_record
+
     loaded = load_images(files, model.transform)
     with terminal.progress_bar("diagnose") as progress:
         found = run(
@@ -124,13 +137,10 @@ def diagnose(
             loaded.images.to(next(model.parameters())),
             task=common.task,
             depth=depth,
-            rank=rank,
-            probes=probes,
-            iterations=iterations,
-            exact=exact,
             seed=common.seed,
             batch_size=common.batch_size,
             progress=progress,
+            **settings,
         )
     record = found.record([str(file) for file in loaded.files])
     record["skipped"] = [{"file": str(s.file), "reason": s.reason} for s in loaded.skipped]

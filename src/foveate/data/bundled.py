@@ -50,6 +50,9 @@ def write_photographs(folder: Path) -> list[Path]:
     for name, picture in bundled_photographs().items():
         file = folder / f"{name}.png"
         partial = file.with_suffix(".partial")
-        picture.save(partial, format="png")
-        files.append(partial.replace(file))
+        try:
+            picture.save(partial, format="png")
+            files.append(partial.replace(file))
+        finally:
+            partial.unlink(missing_ok=True)
     return files
