@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.evaluation.clock import Clock, TimedStep
+from foveate.evaluation.clock import Clock
+from foveate.evaluation.cost import back_propagates, plan_macs
 from foveate.evaluation.memory import held_bytes, peak_bytes
-from foveate.evaluation.schedule import back_propagates, check_plan, plan_macs
-from foveate.forward import NO_STEPS, Steps, run
+from foveate.evaluation.schedule import check_plan
+from foveate.evaluation.timed import TimedCall
 from foveate.models import Model
 from foveate.reduction.plan import FORMAT, VERSION, Plan
-from foveate.reduction.presets import build_steps
-from foveate.reduction.recover import recover
 
-__all__ = ["Benchmark", "Memory", "Setting", "benchmark"]
+__all__ = ["Benchmark", "Conditions", "Memory", "benchmark"]
 
 Progress = Callable[[int, int], None]
 Seconds = Mapping[str, float]
@@ -26,7 +26,7 @@ LOW, HIGH = 0.1, 0.9  # quantiles of the ratios of single pairs
 
 
 @dataclass(frozen=True)
-class Setting:
+class Conditions:
     """Under what conditions the clock ran.
 
     Attributes:
@@ -75,7 +75,7 @@ class Benchmark:
     Attributes:
         model: Name of the model.
         plan: What was measured.
-        setting: Under what conditions.
+        conditions: Under what conditions.
         mac_ratio: Multiply-adds of the blocks, full over reduced.
         full: Seconds of each round of the full model: ``model`` is the whole call,
             ``encoder`` the blocks in it.
@@ -85,7 +85,7 @@ class Benchmark:
 
     model: str
     plan: Plan
-    setting: Setting
+    conditions: Conditions
     mac_ratio: float
     full: tuple[Seconds, ...]
     reduced: tuple[Seconds, ...]
@@ -121,11 +121,11 @@ class Benchmark:
     def verdict(self) -> str:
         """One line on whether reduction pays here."""
         word = "pays" if self.pays else "does not pay"
-        height, width = self.setting.image_size
+        height, width = self.conditions.image_size
         ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format_map(self.speedup())
         return (
-            f"Reduction {word} at batch size {self.setting.batch_size} and {height} x {width} "
-            f"pixels: the blocks run {ratio} times as fast as the full model's."
+            f"Reduction {word} at batch size {self.conditions.batch_size} and {height} x "
+            f"{width} pixels: the blocks run {ratio} times as fast as the full model's."
         )
 
     def record(self) -> dict[str, Any]:
@@ -140,8 +140,8 @@ class Benchmark:
             "task": self.plan.task,
             "method": self.plan.method,
             "back_propagates": back_propagates(self.plan),
-            **asdict(self.setting),
-            "image_size": list(self.setting.image_size),
+            **asdict(self.conditions),
+            "image_size": list(self.conditions.image_size),
             "speedup": self.speedup(),
             "model_speedup": self.speedup("model"),
             "quantiles": {"low": LOW, "high": HIGH},
@@ -151,7 +151,8 @@ class Benchmark:
             "peak_memory_ratio": self.memory.ratio if self.memory else None,
             "peak_memory": asdict(self.memory) if self.memory else None,
             "images_per_second": {
-                name: self.setting.batch_size / float(np.median(_values(rounds, "model")))
+                name: self.conditions.batch_size
+                / float(np.median(_values(rounds, "model")))
                 for name, rounds in (("full", self.full), ("reduced", self.reduced))
             },
             "pays": self.pays,
@@ -209,17 +210,14 @@ def benchmark(
     batch = images[torch.arange(batch_size) % len(images)]
     layout = model.backbone.embed(batch[:1]).layout
     check_plan(plan, plan.task, layout.grid)
-    steps = build_steps(model, plan)
-    seconds: tuple[list[Seconds], list[Seconds]] = ([], [])
+    calls = (TimedCall(model, plan.task), TimedCall(model, plan.task, plan))
+    pairs = []
     for done in range(warmup + rounds):
-        for which in (0, 1) if done % 2 else (1, 0):
-            clock = Clock(batch.device)
-            timed_call(model, plan.task, (NO_STEPS, steps)[which], batch, clock)
-            seconds[which].append({"steps": 0.0, **clock.seconds()})
+        pairs.append(_pair(*calls, batch, full_first=bool(done % 2)))
         if progress:
             progress(done + 1, warmup + rounds)
-    full, macs = plan_macs(model, plan, layout)
-    setting = Setting(
+    macs, fewer = plan_macs(model, plan, layout)
+    conditions = Conditions(
         str(batch.device),
         torch.get_num_threads(),
         str(batch.dtype).removeprefix("torch."),
@@ -228,53 +226,33 @@ def benchmark(
         rounds,
         warmup,
     )
-    counted = (tuple(part[warmup:]) for part in seconds)
-    memory = _memory(model, plan.task, steps, batch)
-    return Benchmark(model.name, plan, setting, full / macs, *counted, memory)
+    full, reduced = (tuple(seconds) for seconds in zip(*pairs[warmup:], strict=True))
+    peaks = [
+        peak_bytes(partial(call, batch, Clock(batch.device)), batch.device)
+        for call in calls
+    ]
+    memory = _memory(held_bytes(model) + batch.nbytes, *peaks)
+    return Benchmark(model.name, plan, conditions, macs / fewer, full, reduced, memory)
 
 
-def timed_call(
-    model: Model, task: str, steps: Steps, images: Tensor, clock: Clock
-) -> Tensor:
-    """Run a model with some steps, and time it as ``model``, ``encoder`` and ``steps``.
+def _pair(
+    full: TimedCall, reduced: TimedCall, images: Tensor, *, full_first: bool
+) -> tuple[Seconds, Seconds]:
+    """Time both models once; full, reduced."""
 
-    Args:
-        model: The model.
-        task: Name of the task.
-        steps: What to do at the blocks.
-        images: ``(B, 3, H, W)``.
-        clock: Where the times go.
-
-    Returns:
-        The task's raw output, as of the model or its
-        :class:`~foveate.reduction.reduced_vit.ReducedViT`.
-    """
-    decoder, backbone = model.task(task), model.backbone
-    taps = decoder.taps(backbone.num_blocks)
-    timed = {depth: [TimedStep(s, clock) for s in here] for depth, here in steps.items()}
-    with clock.span("model"):
-        tokens = backbone.embed(images)
-        with clock.span("encoder"):
-            kept = run(backbone, tokens, 0, taps[-1], timed, taps)[1]
-            read = [kept[depth] for depth in taps]
-            if steps and decoder.needs_grid:
-                with clock.span("steps"):
-                    read = [recover(tokens) for tokens in read]
-        features = tuple(tokens.x for tokens in read)
-        return decoder.decode(backbone, features, tokens.layout)
-
-
-def _memory(model: Model, task: str, steps: Steps, images: Tensor) -> Memory | None:
-    def peak(steps: Steps) -> int | None:
+    def time(call: TimedCall) -> Seconds:
         clock = Clock(images.device)
-        return peak_bytes(
-            lambda: timed_call(model, task, steps, images, clock), images.device
-        )
+        call(images, clock)
+        return {"steps": 0.0, **clock.seconds()}
 
-    full, reduced = peak(NO_STEPS), peak(steps)
-    if full is None or reduced is None:
-        return None
-    return Memory(held_bytes(model) + images.nbytes, full, reduced)
+    if full_first:
+        return time(full), time(reduced)
+    second = time(reduced)
+    return time(full), second
+
+
+def _memory(held: int, full: int | None, reduced: int | None) -> Memory | None:
+    return None if full is None or reduced is None else Memory(held, full, reduced)
 
 
 def _values(rounds: tuple[Seconds, ...], part: str) -> np.ndarray:

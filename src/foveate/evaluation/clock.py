@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from foveate.forward import Block, Step
-from foveate.tokens import Tokens
-
-__all__ = ["Clock", "TimedStep"]
+__all__ = ["Clock"]
 
 
 class Clock:
@@ -54,22 +51,3 @@ class Clock:
         if self.device.type == "cpu":
             return end - start
         return start.elapsed_time(end) / 1000  # from milliseconds
-
-
-class TimedStep:
-    """A step that does what another does, and times it as ``steps``.
-
-    Args:
-        step: The step.
-        clock: Where its time goes.
-    """
-
-    def __init__(self, step: Step, clock: Clock) -> None:
-        self.step = step
-        self.place = step.place
-        self.clock = clock
-
-    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
-        """Take the step."""
-        with self.clock.span("steps"):
-            return self.step(tokens, block)

@@ -6,19 +6,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from foveate.evaluation.schedule import (
-    DEFAULT_METHODS,
-    Case,
-    Terms,
-    back_propagates,
-    make_cases,
-    plan_macs,
-)
+from foveate.evaluation.cost import back_propagates, plan_macs
+from foveate.evaluation.schedule import DEFAULT_METHODS, Case, Refusal, make_cases
+from foveate.evaluation.terms import Terms
 from foveate.models import Model
 from foveate.reduction.plan import FORMAT, VERSION, Plan
-from foveate.reduction.reduced_vit import ReducedViT, reduce
+from foveate.reduction.reduced_vit import reduce
 from foveate.tokens import Layout
 
 __all__ = [
@@ -77,21 +72,6 @@ class Row:
             "cosine_per_image": list(self.cosines),
             "plan": {"format": FORMAT, "version": VERSION, **asdict(plan)},
         }
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A method that cannot do what was asked.
-
-    Attributes:
-        method: Its name.
-        keep: Share of the original patches it should have kept.
-        reason: Why it cannot.
-    """
-
-    method: str
-    keep: float
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -176,7 +156,7 @@ def compare(
         methods: Names of presets, and plans, which are taken as they are.
         batch_size: Images at a time. Results do not depend on it beyond rounding.
         progress: Told how much is done, and how much there is.
-        **terms: Fields of :class:`~foveate.evaluation.schedule.Terms`: ``depths``,
+        **terms: Fields of :class:`~foveate.evaluation.terms.Terms`: ``depths``,
             ``keeps`` or ``mac_ratios``, ``place``, ``fuse_last``, ``alpha``,
             ``num_probes``, ``seed``.
 
@@ -196,7 +176,9 @@ def compare(
     model.task(task)
     settings = Terms(**terms)
     layout = model.backbone.embed(images[:1]).layout
-    cases = make_cases(model, layout, task, methods, settings)
+    found = make_cases(model, layout, task, methods, settings)
+    cases = [case for case in found if isinstance(case, Case)]
+    skipped = [refusal for refusal in found if isinstance(refusal, Refusal)]
     trials = [_Trial(case, reduce(model, case.plan)) for case in cases]
     for done, first in enumerate(range(0, len(images), batch_size)):
         batch = images[first : first + batch_size]
@@ -207,7 +189,7 @@ def compare(
                 of = -(-len(images) // batch_size) * len(trials)
                 progress(done * len(trials) + index, of)
     rows = [trial.row(model, layout) for trial in trials if not trial.reason]
-    skipped = [trial.refusal() for trial in trials if trial.reason]
+    skipped += [trial.refusal() for trial in trials if trial.reason]
     if not rows:
         raise ValueError(
             f"methods must include one that can do what is asked; got {skipped[0].method} "
@@ -249,7 +231,7 @@ class _Trial:
     """A case while the batches pass by; over as soon as there is a reason."""
 
     case: Case
-    model: ReducedViT
+    model: nn.Module
     errors: list[float] = field(default_factory=list)
     cosines: list[float] = field(default_factory=list)
     reason: str = ""

@@ -6,28 +6,24 @@ from typing import Any
 
 from torch import Tensor
 
-from foveate.forward import Place
+from foveate.evaluation.terms import Budget, Terms, find_budgets, last_share
 from foveate.models import Model
-from foveate.reduction.budget import Ratio, macs_schedule, ratio_schedule
-from foveate.reduction.macs import block_macs, token_counts
-from foveate.reduction.plan import Plan, Schedule
+from foveate.reduction.plan import Plan
 from foveate.reduction.presets import find_preset, plan_for
 from foveate.tokens import Layout
 
 __all__ = [
-    "DEFAULT_KEEPS",
     "DEFAULT_METHODS",
     "Case",
-    "Terms",
-    "back_propagates",
+    "Refusal",
     "check_plan",
     "make_cases",
     "plan_for_terms",
-    "plan_macs",
 ]
 
-DEFAULT_METHODS = (
+DEFAULT_METHODS = (  # all that nothing has to be learned for
     "random",
+    "resolution",
     "norm",
     "coverage",
     "evit",
@@ -36,53 +32,10 @@ DEFAULT_METHODS = (
     "pitome",
     "agglomerate",
     "sensitivity",
+    "pullback",
     "freeze",
     "foveate-oracle",
 )
-DEFAULT_KEEPS = (0.95, 0.75, 0.5)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How methods given by name are run, all of them alike.
-
-    Attributes:
-        depths: Blocks with a step, ascending; without them, what the given plans do.
-        keeps: Shares of the original patches after the last step.
-        mac_ratios: Multiply-adds of the full encoder over those of the reduced, at least;
-            in place of ``keeps``.
-        place: Where the steps stand; ``between`` if None.
-        fuse_last: Blocks at the end that run on the full grid again.
-        alpha: Share of its offset from its stand-in that a removed patch gets back.
-        num_probes: Probes an image of methods that back-propagate.
-        seed: Source of all random choices of a method.
-    """
-
-    depths: Sequence[int] | None = None
-    keeps: Sequence[Ratio] | None = None
-    mac_ratios: Sequence[Ratio] | None = None
-    place: Place | None = None
-    fuse_last: int = 1
-    alpha: float = 1.0
-    num_probes: int = 48
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse two kinds of budget at once, empty lists, and no probes.
-
-        Raises:
-            ValueError: If that is asked for.
-        """
-        if self.keeps is not None and self.mac_ratios is not None:
-            raise ValueError(
-                "keep and mac_ratio cannot both be given; got "
-                f"{list(self.keeps)} and {list(self.mac_ratios)}."
-            )
-        for name, values in (("depths", self.depths), ("keep", self.keeps)):
-            if values is not None and not len(values):
-                raise ValueError(f"{name} must have at least one number; got none.")
-        if self.num_probes < 1:
-            raise ValueError(f"num_probes must be at least 1; got {self.num_probes}.")
 
 
 @dataclass(frozen=True)
@@ -101,20 +54,23 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Budget:
-    """What all methods share."""
+class Refusal:
+    """A method that cannot do what was asked.
 
-    schedule: Schedule
+    Attributes:
+        method: Its name.
+        keep: Share of the original patches it should have kept.
+        reason: Why it cannot.
+    """
+
+    method: str
     keep: float
-    target: float | None
-    place: Place
-    fuse_last: int
-    alpha: float
+    reason: str
 
 
 def make_cases(
     model: Model, layout: Layout, task: str, methods: Sequence[str | Plan], terms: Terms
-) -> list[Case]:
+) -> list[Case | Refusal]:
     """Plans of methods at the same budgets.
 
     Args:
@@ -125,11 +81,12 @@ def make_cases(
         terms: How the presets are run.
 
     Returns:
-        For every name in turn all budgets, and every plan in its place.
+        For every name in turn all budgets, and every plan in its place. What a method
+        cannot do, though others can, is a refusal.
 
     Raises:
         ValueError: If there is no method, one is unknown, a depth or budget is out of
-            reach, no depths are given, or a plan is for something else.
+            reach of all methods, no depths are given, or a plan is for something else.
     """
     if not methods:
         raise ValueError("methods must name at least one; got none.")
@@ -139,14 +96,16 @@ def make_cases(
         check_plan(plan, task, layout.grid)
     for name in names:
         find_preset(name)
-    budgets = _budgets(model, layout, task, plans, terms) if names else []
-    cases: list[Case] = []
+    budgets = find_budgets(model, layout, task, plans, terms) if names else []
+    for budget in budgets:  # what a random choice cannot do is wrong in the terms
+        _case(model, layout, task, "random", budget, terms)
+    found: list[Case | Refusal] = []
     for method in methods:
         if isinstance(method, Plan):
-            cases.append(Case(method, _last_share(method.schedule, layout.num_patches)))
+            found.append(Case(method, last_share(method.schedule, layout.num_patches)))
         else:
-            cases += [_case(model, layout, task, method, b, terms) for b in budgets]
-    return cases
+            found += [_attempt(model, layout, task, method, b, terms) for b in budgets]
+    return found
 
 
 def plan_for_terms(
@@ -172,10 +131,12 @@ def plan_for_terms(
         ValueError: As :func:`make_cases`, or if there is not exactly one budget.
     """
     layout = model.backbone.embed(images[:1]).layout
-    cases = make_cases(model, layout, task, [method], Terms(**terms))
-    if len(cases) != 1:
-        raise ValueError(f"keep must be one number here; got {[c.keep for c in cases]}.")
-    return cases[0].plan
+    found = make_cases(model, layout, task, [method], Terms(**terms))
+    if len(found) != 1:
+        raise ValueError(f"keep must be one number here; got {[f.keep for f in found]}.")
+    if isinstance(found[0], Refusal):
+        raise ValueError(found[0].reason)
+    return found[0].plan
 
 
 def check_plan(plan: Plan, task: str, grid: tuple[int, int]) -> None:
@@ -195,92 +156,17 @@ def check_plan(plan: Plan, task: str, grid: tuple[int, int]) -> None:
         raise ValueError(f"images must have the plan's patch grid {plan.grid}; got {grid}.")
 
 
-def plan_macs(model: Model, plan: Plan, layout: Layout) -> tuple[int, int]:
-    """Multiply-adds of the blocks, for one image: full, and by a plan.
-
-    They are those of :mod:`foveate.reduction.macs`, of the blocks that the task needs.
-    Scoring, matching and recovery are not in them; ``benchmark`` times them apart.
-
-    Args:
-        model: The model.
-        plan: The plan.
-        layout: Geometry of the unreduced sequence.
-
-    Returns:
-        Both counts.
-    """
-    backbone, task = model.backbone, model.task(plan.task)
-    stop = task.taps(backbone.num_blocks)[-1]
-    restore = _restore_depth(model, plan.task, plan.fuse_last)
-    full = token_counts(backbone.num_blocks, layout, {})
-    reduced = token_counts(backbone.num_blocks, layout, plan.counts, plan.place, restore)
-
-    def total(counts: list[tuple[int, int]]) -> int:
-        return sum(block_macs(backbone, d, *pair) for d, pair in enumerate(counts[:stop]))
-
-    return total(full), total(reduced)
-
-
-def back_propagates(plan: Plan) -> bool:
-    """Whether a plan's method asks the Jacobian at inference: an oracle, not a saving."""
-    return "num_probes" in find_preset(plan.method).options
-
-
-def _restore_depth(model: Model, task: str, fuse_last: int) -> int | None:
-    if not model.task(task).needs_grid or not fuse_last:
-        return None
-    return model.backbone.num_blocks - fuse_last
-
-
-def _last_share(schedule: Schedule, num_patches: int) -> float:
-    return (schedule[-1][1] if schedule else num_patches) / num_patches
-
-
-def _budgets(
-    model: Model, layout: Layout, task: str, plans: Sequence[Plan], terms: Terms
-) -> list[_Budget]:
-    """What every named method has to do: as asked for, else as the plans do."""
-    if terms.depths is None:
-        return _budgets_of_plans(plans, layout.num_patches, terms)
-    depths, place = terms.depths, terms.place or "between"
-    restore = _restore_depth(model, task, terms.fuse_last)
-    n = layout.num_patches
-    if terms.mac_ratios is None:
-        asked = [
-            (ratio_schedule(n, depths, keep), float(keep), None)
-            for keep in (DEFAULT_KEEPS if terms.keeps is None else terms.keeps)
-        ]
-    else:
-        asked = [
-            (macs_schedule(model.backbone, layout, depths, r, place, restore), None, r)
-            for r in terms.mac_ratios
-        ]
-    budgets = []
-    for counts, keep, target in asked:
-        schedule = tuple(counts.items())
-        share = _last_share(schedule, n) if keep is None else keep
-        ratio = None if target is None else float(target)
-        budgets.append(_Budget(schedule, share, ratio, place, terms.fuse_last, terms.alpha))
-    return budgets
-
-
-def _budgets_of_plans(
-    plans: Sequence[Plan], num_patches: int, terms: Terms
-) -> list[_Budget]:
-    if not plans or terms.keeps is not None or terms.mac_ratios is not None:
-        raise ValueError(
-            "depths must be given for methods by name, unless plans say all; got none."
-        )
-    found = [
-        _Budget(p.schedule, _last_share(p.schedule, num_patches), None, *shared)
-        for p in plans
-        for shared in [(terms.place or p.place, p.fuse_last, p.alpha)]
-    ]
-    return list(dict.fromkeys(found))
+def _attempt(
+    model: Model, layout: Layout, task: str, method: str, budget: Budget, terms: Terms
+) -> Case | Refusal:
+    try:
+        return _case(model, layout, task, method, budget, terms)
+    except ValueError as error:
+        return Refusal(method, budget.keep, str(error))
 
 
 def _case(
-    model: Model, layout: Layout, task: str, method: str, budget: _Budget, terms: Terms
+    model: Model, layout: Layout, task: str, method: str, budget: Budget, terms: Terms
 ) -> Case:
     known = find_preset(method).options
     given = {"seed": terms.seed, "num_probes": terms.num_probes}
