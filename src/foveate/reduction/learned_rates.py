@@ -10,21 +10,20 @@ from fractions import Fraction
 from math import floor
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from foveate.backbones import Backbone
-from foveate.forward import Step, run
 from foveate.models import Model
 from foveate.reduction.budget import Ratio, macs_schedule
 from foveate.reduction.macs import block_macs, encoder_macs, token_counts
-from foveate.reduction.masked import MaskedRestore, MaskedStep, Rate, read_masked
+from foveate.reduction.masked import Masks, Rate, Rates, masked_output
 from foveate.reduction.plan import Plan
+from foveate.tasks import Task
 from foveate.tokens import Layout
 
 __all__ = ["Budget", "fit_counts", "learn_rates"]
 
 _BATCH = 8  # images a step
-_SPACING = 4  # between candidate counts
 _BUDGET_WEIGHT = 100.0  # of the squared deviation from the budget, in shares of full MACs
 
 
@@ -47,10 +46,10 @@ def learn_rates(
         \frac{\lVert y - y^* \rVert^2}{\lVert y^* \rVert^2} + 100 \, (G - G^*)^2
 
     where y is the raw output with the patches masked that would be gone, :math:`y^*` the
-    full model's, and G the share of its multiply-adds, :math:`G^*` being the target. They
-    start around the schedule of equal relative steps. The counts found are then moved onto
-    the budget by :func:`fit_counts`. Cost: ``steps`` forward and backward passes of the
-    full model on 8 images, and as many forward passes.
+    full model's, and G the expected share of its multiply-adds, :math:`G^*` being the
+    target. They start at the schedule of equal relative steps. The counts found are then
+    moved onto the budget by :func:`fit_counts`. Cost: ``steps`` forward and backward passes
+    of the full model on 8 images, and as many forward passes.
 
     Args:
         model: The frozen model, with a class token.
@@ -74,7 +73,7 @@ def learn_rates(
     search = _Search(model, task, layout, fuse_last)
     budget = Budget(model.backbone, layout, mac_ratio, search.restore)
     rates = Rates(layout.num_patches, budget.equal_steps(search.depths)).to(images.device)
-    optimiser = torch.optim.AdamW([rates.logits], lr=0.01, weight_decay=0.0)
+    optimiser = torch.optim.AdamW([rates.logits], 0.01, (0.9, 0.95), weight_decay=0.0)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=0.001)
     generator = Generator().manual_seed(seed)
     for _ in range(steps):
@@ -83,56 +82,11 @@ def learn_rates(
         excess = macs_share(budget, masks) - 1 / float(mac_ratio)
         loss = search.error(images[batch.to(images.device)], masks)
         loss = loss + _BUDGET_WEIGHT * excess.square()
-        (rates.logits.grad,) = torch.autograd.grad(
-            loss, rates.logits
-        )  # nothing else learns
+        gradients = torch.autograd.grad(loss, rates.logits)  # nothing else learns
+        rates.logits.grad = gradients[0]
         optimiser.step()
         decay.step()
     return search.plan(rates, budget)
-
-
-Masks = Mapping[int, tuple[Rate, Rate]]
-"""For every depth the rates of pruning and of merging."""
-
-
-class Rates(nn.Module):
-    """Logits of the candidate counts, of pruning and merging at every depth.
-
-    Candidates go from all patches down in steps of four. The expectations start around the
-    counts given, for pruning half-way to the count before, with a spread of an eighth of
-    the patches.
-
-    Args:
-        num_patches: Patches of the full model, N.
-        start: Patches left at every depth.
-    """
-
-    def __init__(self, num_patches: int, start: Mapping[int, int]) -> None:
-        super().__init__()
-        before = [num_patches, *start.values()]
-        centre = [[(b + k) / 2, k] for b, k in zip(before, start.values(), strict=False)]
-        candidates = torch.arange(num_patches, 0, -_SPACING, dtype=torch.float32)
-        distance = (candidates - torch.tensor(centre)[..., None]) / (num_patches / 8)
-        self.depths = list(start)
-        self.register_buffer("candidates", candidates)
-        self.logits = nn.Parameter(-distance.square() / 2)  # (depths, 2, candidates)
-
-    def forward(self) -> Masks:
-        """Rates of every depth, differentiable in the logits."""
-        return {
-            depth: (self._rate(prune), self._rate(merge))
-            for depth, (prune, merge) in zip(self.depths, self.logits, strict=True)
-        }
-
-    def _rate(self, logits: Tensor) -> Rate:
-        candidates = self.get_buffer("candidates")
-        share = logits.softmax(0)
-        mean, most = share @ candidates, candidates[0]
-        count = mean.ceil().clamp(max=most).detach()  # rounding may exceed all patches
-        rank = torch.arange(int(most), device=share.device)
-        soft = share @ (candidates[:, None] > rank).to(share)  # (N,)
-        hard = (rank < count).to(share)
-        return Rate(mean + (count - mean).detach(), soft + (hard - soft).detach())
 
 
 @dataclass(frozen=True)
@@ -251,32 +205,47 @@ class _Search:
     fuse_last: int
 
     @property
+    def decoder(self) -> Task:
+        """The task."""
+        return self.model.task(self.task)
+
+    @property
+    def last(self) -> int:
+        """Blocks that run."""
+        return self.decoder.taps(self.model.backbone.num_blocks)[-1]
+
+    @property
     def restore(self) -> int | None:
         """First block on the full grid again; None if the task does not read it."""
-        needs_grid = self.model.task(self.task).needs_grid
-        return self.model.backbone.num_blocks - self.fuse_last if needs_grid else None
+        return self.last - self.fuse_last if self.decoder.needs_grid else None
 
     @property
     def depths(self) -> list[int]:
         """All reduced blocks but the first."""
-        last = self.model.backbone.num_blocks if self.restore is None else self.restore
-        return list(range(1, last))
+        return list(range(1, self.last if self.restore is None else self.restore))
 
     def error(self, images: Tensor, masks: Masks) -> Tensor:
         """Squared error of the masked model's output, relative, mean over the images."""
         with torch.no_grad():
             target = self.model(images, self.task).flatten(1)
-        output = masked_output(self.model, self.task, images, masks, self.restore)
+        output = masked_output(
+            self.model.backbone, self.decoder, images, masks, self.restore
+        )
         error = (output.flatten(1) - target).square().sum(1) / target.square().sum(1)
         return error.mean()
 
     def plan(self, rates: Rates, budget: Budget) -> Plan:
         """Plan of the learned counts, within the budget."""
-        before, share, keeps = self.layout.num_patches, [], {}
-        for depth, (prune, merge) in rates().items():
-            pruned = min(before, int(prune.count))
-            keeps[depth] = min(pruned, int(merge.count))
-            share.append((before - pruned) / max(1, before - keeps[depth]))
+        before: float = self.layout.num_patches
+        share: list[float] = []
+        keeps: dict[int, float] = {}
+        with torch.no_grad():
+            learned = rates()
+        for depth, (prune, merge) in learned.items():
+            pruned = min(before, float(prune.count))
+            keeps[depth] = min(pruned, float(merge.count))
+            gone = before - keeps[depth]
+            share.append((before - pruned) / gone if gone else 0.0)
             before = keeps[depth]
         fitted = fit_counts(keeps, budget)
         left = [self.layout.num_patches, *fitted.values()]
@@ -292,32 +261,3 @@ class _Search:
             fuse_last=self.fuse_last,
             options={"keep_prune": listed},
         )
-
-
-def masked_output(
-    model: Model, task: str, images: Tensor, masks: Masks, restore: int | None
-) -> Tensor:
-    """Raw output of a model whose removed patches are masked; see :class:`MaskedStep`.
-
-    Args:
-        model: The model.
-        task: Name of its task.
-        images: ``(B, 3, H, W)``.
-        masks: Rates by depth.
-        restore: First block on the full grid again; None if the task does not read it.
-
-    Returns:
-        ``(B, ...)``, differentiable in the rates.
-    """
-    decoder, backbone = model.task(task), model.backbone
-    alpha = 1.0 if decoder.needs_grid else None
-    steps: dict[int, list[Step]] = {
-        depth: [MaskedStep(prune, merge, alpha)] for depth, (prune, merge) in masks.items()
-    }
-    if restore is not None and restore < backbone.num_blocks:
-        steps[restore] = [MaskedRestore()]
-    taps = decoder.taps(backbone.num_blocks)
-    tokens = backbone.embed(images)
-    _, kept = run(backbone, tokens, 0, taps[-1], steps, taps)
-    features = tuple(read_masked(kept[d]).x for d in taps)
-    return decoder.decode(backbone, features, tokens.layout)

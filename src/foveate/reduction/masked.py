@@ -7,21 +7,33 @@ is that of a masked softmax. Masks are straight-through: 0 or 1 forwards, a prob
 backwards.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from foveate.forward import Block, Place
+from foveate.backbones import Backbone
+from foveate.forward import Block, Place, Step, run
 from foveate.reduction.matching import mean_keys
 from foveate.reduction.recover import recover
 from foveate.reduction.regroup import pick, speak, sum_groups, widen
 from foveate.scoring.criteria import class_attention
+from foveate.tasks import Task
 from foveate.tokens import Tokens
 
-__all__ = ["MaskedRestore", "MaskedStep", "Rate", "read_masked"]
+__all__ = [
+    "MaskedRestore",
+    "MaskedStep",
+    "Masks",
+    "Rate",
+    "Rates",
+    "masked_output",
+    "read_masked",
+]
 
+_SPACING = 4  # between candidate counts
 _ABSENT = 1e-6  # size of a masked patch: its log is finite, and so are the gradients
 
 
@@ -30,16 +42,76 @@ class Rate:
     """A number of patches, as a mask over ranks; differentiable.
 
     Attributes:
-        count: How many, a whole number forwards and its expectation backwards, scalar.
-        mask: Whether a patch of each rank is among them, ``(N,)``; 0 or 1 forwards and the
-            probability backwards.
+        count: Expected number, scalar.
+        mask: Whether a patch of each rank is among them, ``(N,)``; 0 or 1 forwards, 1 for
+            as many as are expected, rounded up, and the probability backwards.
     """
 
     count: Tensor
     mask: Tensor
 
 
-@dataclass(frozen=True)
+Masks = Mapping[int, tuple[Rate, Rate]]
+"""For every depth the rates of pruning and of merging."""
+
+
+class Rates(nn.Module):
+    """Logits of the candidate counts, of pruning and merging at every depth.
+
+    Candidates go from all patches down in steps of four. The expectations start at the
+    counts given, for pruning half-way to the count before, and are as open as can be.
+
+    Args:
+        num_patches: Patches of the full model, N.
+        start: Patches left at every depth.
+    """
+
+    def __init__(self, num_patches: int, start: Mapping[int, int]) -> None:
+        super().__init__()
+        before = [num_patches, *start.values()]
+        mean = [[(b + k) / 2, k] for b, k in zip(before, start.values(), strict=False)]
+        candidates = torch.arange(num_patches, 0, -_SPACING, dtype=torch.float32)
+        self.depths = list(start)
+        self.register_buffer("candidates", candidates)
+        self.logits = nn.Parameter(widest_logits(candidates, torch.tensor(mean)))
+
+    def forward(self) -> Masks:
+        """Rates of every depth, differentiable in the logits."""
+        return {
+            depth: (self._rate(prune), self._rate(merge))
+            for depth, (prune, merge) in zip(self.depths, self.logits, strict=True)
+        }
+
+    def _rate(self, logits: Tensor) -> Rate:
+        candidates = self.get_buffer("candidates")
+        share = logits.softmax(0)
+        mean = share @ candidates
+        rank = torch.arange(int(candidates[0]), device=share.device)
+        soft = share @ (candidates[:, None] > rank).to(share)  # (N,)
+        hard = (rank < mean).to(share)
+        return Rate(mean, soft + (hard - soft).detach())
+
+
+def widest_logits(candidates: Tensor, mean: Tensor) -> Tensor:
+    """Logits of the distribution of highest entropy with a given mean.
+
+    Args:
+        candidates: Its values, ``(n,)``.
+        mean: Within them, any shape.
+
+    Returns:
+        Logits in ``candidates``, the mean's shape and ``(n,)``.
+    """
+    low, high = torch.full_like(mean, -50.0), torch.full_like(mean, 50.0)
+    unit = candidates / candidates.max()
+    for _ in range(40):
+        slope = (low + high) / 2
+        above = (slope[..., None] * unit).softmax(-1) @ candidates > mean
+        low, high = torch.where(above, low, slope), torch.where(above, slope, high)
+    return low[..., None] * unit
+
+
+@dataclass
 class MaskedStep:
     """DiffRate's step with masks: the forward values are those of the true step.
 
@@ -92,7 +164,7 @@ class MaskedStep:
         return _remember(tokens, changed, speaker, self.alpha)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MaskedRestore:
     """The step that fills the grid before a block."""
 
@@ -101,6 +173,34 @@ class MaskedRestore:
     def __call__(self, tokens: Tokens, block: Block) -> Tokens:
         """Tokens on the full grid, nothing masked."""
         return read_masked(tokens)
+
+
+def masked_output(
+    backbone: Backbone, task: Task, images: Tensor, masks: Masks, restore: int | None
+) -> Tensor:
+    """Raw task output with the patches masked that would be gone.
+
+    Args:
+        backbone: The network.
+        task: Its task.
+        images: ``(B, 3, H, W)``.
+        masks: Rates by depth.
+        restore: First block on the full grid again; None if the task does not read it.
+
+    Returns:
+        ``(B, ...)``, differentiable in the rates.
+    """
+    alpha = 1.0 if task.needs_grid else None
+    steps: dict[int, list[Step]] = {
+        depth: [MaskedStep(prune, merge, alpha)] for depth, (prune, merge) in masks.items()
+    }
+    taps = task.taps(backbone.num_blocks)
+    if restore is not None:
+        steps[restore] = [MaskedRestore()]
+    tokens = backbone.embed(images)
+    _, kept = run(backbone, tokens, 0, taps[-1], steps, taps)
+    features = tuple(read_masked(kept[d]).x for d in taps)
+    return task.decode(backbone, features, tokens.layout)
 
 
 def read_masked(tokens: Tokens) -> Tokens:
@@ -118,7 +218,7 @@ def read_masked(tokens: Tokens) -> Tokens:
         return tokens
     full = recover(tokens)
     size = tokens.sizes()
-    mask = torch.where(size > 0.5, 1.0, size - size.detach())[..., None]
+    mask = torch.where(size > 0.5, 0.0, size - size.detach())[..., None]
     patches = full.patches + mask * (tokens.patches - full.patches)
     x = torch.cat([tokens.prefix, patches.to(full.x.dtype)], dim=1)
     return full.with_(x=x)

@@ -84,7 +84,8 @@ def prune_count(plan: Plan, depth: int, before: int, options: Mapping[str, Any])
         The count.
 
     Raises:
-        ValueError: If there is not one integer for every step, or the share is not in [0, 1].
+        ValueError: If there is not one integer for every step, or the share is not in
+            [0, 1].
     """
     listed, share = options["keep_prune"], options["prune_share"]
     if listed is not None:

@@ -136,8 +136,8 @@ def refuse_steps(setting: object) -> NoReturn:
         ValueError: Always.
     """
     raise ValueError(
-        f"method '{RESOLUTION}' must be run by foveate.reduce, since it changes the images; "
-        "got a request for steps between blocks."
+        f"method '{RESOLUTION}' must be run by foveate.reduce, since it changes the images "
+        "and takes no step; got a request for steps."
     )
 
 
