@@ -157,8 +157,7 @@ class Agglomerate(torch.nn.Module):
         halves = [self.get_buffer(f"order{i}") for i in range(len(self.counts))]
         cost: PairCost = cosine_cost
         if sketch is not None:
-            variance = sketch.square().mean((1, 2, 3))[:, None, None]
-            cost = PullbackCost(variance, self.damping)
+            cost = PullbackCost.of(clusters, self.damping)
         grouping = agglomerate(clusters, self.counts, halves, cost)
         if sketch is None or self.ridge is None:
             return grouping

@@ -61,22 +61,33 @@ class PullbackCost:
     r"""Cost of merging two clusters: first-order effect plus damping.
 
     .. math::
-        \frac1R \lVert e_{ab} \rVert^2
-        + \mathrm{damping} \; v \; \frac{s_a s_b}{s_a + s_b} \lVert f_a - f_b \rVert^2
+        \frac1R \lVert e_{ab} \rVert^2 + \mathrm{damping} \; v \;
+        \frac{s_a s_b}{s_a + s_b} \, \frac{\lVert f_a - f_b \rVert^4}{\phi^2}
 
     With R rows of pulled probes the first term is an unbiased estimate of the squared
-    change of the output, of relative standard error at most :math:`\sqrt{2 / R}`. The second
-    is what the growth of the squared distances inside groups (Ward's criterion) would cost
-    if every patch had the same isotropic Jacobian: v is the mean squared entry of all rows.
-    It stands for the curvature that the first order leaves out. Cost: 2 A T R C.
+    change of the output, of relative standard error at most :math:`\sqrt{2 / R}`. The
+    second stands for the curvature that the first order leaves out. It grows with the
+    fourth power of the move, so cheap merges are ranked by the first term alone; v is the
+    mean squared entry of all rows, :math:`\phi^2` the mean squared distance of the patches
+    from their mean. Cost: 2 A T R C.
 
     Attributes:
-        variance: v of every image, ``(B, 1, 1)``.
+        stiffness: :math:`v / \phi^2` of every image, ``(B, 1, 1)``.
         damping: Weight of the second term.
     """
 
-    variance: Tensor
+    stiffness: Tensor
     damping: float
+
+    @staticmethod
+    def of(clusters: Clusters, damping: float) -> "PullbackCost":
+        """Cost with the scales of patches that are still on their own."""
+        assert clusters.sketch is not None
+        centred = clusters.feature - clusters.feature.mean(1, keepdim=True)
+        spread = centred.square().sum(-1).mean(1)
+        variance = clusters.sketch.square().mean((1, 2, 3))
+        # Patches that are all alike cost nothing to merge, whatever the stiffness.
+        return PullbackCost((variance / spread.clamp(min=1e-30))[:, None, None], damping)
 
     def __call__(self, a: Clusters, b: Clusters) -> Tensor:
         """Costs of all pairs of A and T clusters, ``(B, A, T)``, squared output units."""
@@ -88,7 +99,7 @@ class PullbackCost:
         dot = a.feature @ b.feature.transpose(1, 2)
         norm_a, norm_b = a.feature.square().sum(-1), b.feature.square().sum(-1)
         apart = (norm_a[:, :, None] + norm_b[:, None] - 2 * dot).clamp(min=0)
-        return first + self.damping * self.variance * share * apart
+        return first + self.damping * self.stiffness * share * apart.square()
 
 
 def squared_effects(f_a: Tensor, g_a: Tensor, f_b: Tensor, g_b: Tensor) -> Tensor:
