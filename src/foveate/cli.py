@@ -4,9 +4,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -36,6 +37,13 @@ Depth = Annotated[int, Option(help="Look at the tokens that enter this block, fr
 Rank = Annotated[int, Option(min=1, help="Directions of the output to look for.")]
 Probes = Annotated[int, Option(min=1, help="Random probes an image, if not exact.")]
 Iterations = Annotated[int, Option(min=0, help="Power iterations, if not exact.")]
+Plans = Annotated[list[Path] | None, Option(help="Plan to run as it is; may be repeated.")]
+Methods = Annotated[
+    str | None, Option(help="Names, as tome,evit; all if there is no plan.")
+]
+OnePlan = Annotated[Path | None, Option(help="Plan to run, or else --method.")]
+Method = Annotated[str | None, Option(help="Name of one method.")]
+SomeImages = Annotated[Path | None, Option(help="Pictures to run on; noise without.")]
 IsExact = Annotated[Exact, Option(help="Form the whole Jacobian: if cheap, always, never.")]
 
 
@@ -60,19 +68,73 @@ class Common:
     out: Annotated[Path, Option(help="Folder for the results.")] = Path("foveate-out")
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """Options about how methods that are given by name reduce."""
+
+    depths: Annotated[str | None, Option(help="Blocks with a step, as 4 or 4,8.")] = None
+    keep: Annotated[str | None, Option(help="Shares of patches to keep, as 0.75,0.5.")] = (
+        None
+    )
+    mac_ratio: Annotated[
+        str | None, Option(help="Multiply-adds, full over reduced, in place of --keep.")
+    ] = None
+    place: Annotated[
+        Literal["before", "between"] | None,
+        Option(help="Before a block, or between its attention and MLP, the default."),
+    ] = None
+    fuse_last: Annotated[
+        int, Option(min=0, help="Last blocks on the full grid, for dense tasks.")
+    ] = 1
+    alpha: Annotated[
+        float, Option(min=0, max=1, help="Share of its offset a patch gets back.")
+    ] = 1.0
+    probes: Annotated[int, Option(min=1, help="Of methods that back-propagate.")] = 48
+
+    def terms(self, seed: int) -> dict[str, Any]:
+        """Keyword arguments of the library."""
+        return {
+            "depths": _between_commas("depths", self.depths, int),
+            "keeps": _between_commas("keep", self.keep, float),
+            "mac_ratios": _between_commas("mac_ratio", self.mac_ratio, float),
+            "place": self.place,
+            "fuse_last": self.fuse_last,
+            "alpha": self.alpha,
+            "num_probes": self.probes,
+            "seed": seed,
+        }
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Options about how a clock runs."""
+
+    size: Annotated[int | None, Option(min=1, help="Side of the images in pixels.")] = None
+    threads: Annotated[int | None, Option(min=1, help="Threads on a CPU.")] = None
+    rounds: Annotated[int, Option(min=2, help="Pairs of calls, full and reduced.")] = 20
+    warmup: Annotated[int, Option(min=0, help="Pairs before them.")] = 3
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command whose first parameter is :class:`Common`, laid flat for typer."""
-    _, *own = signature(function).parameters.values()
-    shared = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(Common)
-    ]
+    """Register a command; parameters that are groups of options are laid flat for typer."""
+    parameters = signature(function).parameters.values()
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
+    }
+    own = [p for p in parameters if p.name not in groups]
+    laid = [f for group in reversed(groups.values()) for f in fields(group)]
 
     @wraps(function)
     def call(**options: Any) -> None:  # noqa: ANN401 - the parameters of the signature below
-        common = Common(**{p.name: options.pop(p.name) for p in shared})
-        function(common, **options)
+        for name, group in groups.items():
+            mine = {f.name: options.pop(f.name) for f in fields(group)}
+            options[name] = group(**mine)
+        function(**options)
 
+    shared = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in laid
+    ]
     flat = [*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *shared]
     call.__signature__ = Signature(flat)  # type: ignore[attr-defined]  # what inspect reads
     call.__annotations__ = {p.name: p.annotation for p in flat}
@@ -150,6 +212,91 @@ def _diagnose(
     terminal.print_text(f"Wrote {file}")
 
 
+@command
+def compare(
+    common: Common,
+    reduction: Reduction,
+    images: Images,
+    methods: Methods = None,
+    plan: Plans = None,
+) -> None:
+    """Run methods on the same pictures, and measure how far each moves the output."""
+    from foveate.data.folder import find_images, load_images
+    from foveate.evaluation.compare import compare as run
+    from foveate.evaluation.schedule import DEFAULT_METHODS
+    from foveate.reduction.plan import Plan
+    from foveate.report import terminal
+    from foveate.report.compare import print_comparison
+    from foveate.report.records import check_directory, write_record
+
+    check_directory(common.out)
+    plans = [Plan.load(file) for file in plan or ()]
+    names = _between_commas("methods", methods, str)
+    wanted = [*plans, *(names or (() if plans else DEFAULT_METHODS))]
+    terms = reduction.terms(common.seed)
+    files = find_images(images)
+    model = _open(common)
+    loaded = load_images(files, model.transform)
+    with terminal.progress_bar("compare") as progress:
+        pictures = loaded.images.to(next(model.parameters()))
+        settings = (common.task, wanted, common.batch_size, progress)
+        found = run(model, pictures, *settings, **terms)
+    record = found.record([str(file) for file in loaded.files])
+    record["skipped_files"] = [
+        {"file": str(s.file), "reason": s.reason} for s in loaded.skipped
+    ]
+    file = write_record(common.out / "compare.json", record)
+    print_comparison(record)
+    terminal.print_skipped(loaded.skipped, len(files))
+    terminal.print_text(f"Wrote {file}")
+
+
+@command
+def benchmark(
+    common: Common,
+    timing: Timing,
+    reduction: Reduction,
+    plan: OnePlan = None,
+    method: Method = None,
+    images: SomeImages = None,
+) -> None:
+    """Time a method against the full model, in turn, and measure memory."""
+    import torch
+
+    from foveate.data.folder import find_images, load_images
+    from foveate.evaluation.benchmark import benchmark as run
+    from foveate.evaluation.benchmark import noise
+    from foveate.evaluation.schedule import plan_for_terms
+    from foveate.reduction.plan import Plan
+    from foveate.report import terminal
+    from foveate.report.benchmark import print_benchmark
+    from foveate.report.records import check_directory, write_record
+
+    check_directory(common.out)
+    terms = reduction.terms(common.seed)
+    wanted = Plan.load(plan) if plan else None
+    _check_choice(plan, method, reduction)
+    files = find_images(images)[: common.batch_size] if images else []
+    if timing.threads:
+        torch.set_num_threads(timing.threads)
+    common = replace(common, task=wanted.task) if wanted else common
+    model = _open(common, timing.size)
+    if files:
+        loaded = load_images(files, model.transform)
+        pictures = loaded.images.to(next(model.parameters()))
+        terminal.print_skipped(loaded.skipped, len(files))
+    else:
+        grid = wanted.grid if wanted and timing.size is None else None
+        pictures = noise(model, common.batch_size, grid, common.seed)
+    wanted = wanted or plan_for_terms(model, pictures, common.task, str(method), **terms)
+    with terminal.progress_bar("benchmark") as progress:
+        calls = (common.batch_size, timing.rounds, timing.warmup, progress)
+        record = run(model, wanted, pictures, *calls).record()
+    file = write_record(common.out / "benchmark.json", record)
+    print_benchmark(record)
+    terminal.print_text(f"Wrote {file}")
+
+
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(show_default=False)]) -> None:
     """Make one self-contained web page of the records in a folder."""
@@ -158,13 +305,38 @@ def report(directory: Annotated[Path, typer.Argument(show_default=False)]) -> No
     terminal.print_text(f"Wrote {write_report(directory)}")
 
 
-def _open(common: Common) -> "Model":
+def _check_choice(plan: Path | None, method: str | None, reduction: Reduction) -> None:
+    if (plan is None) == (method is None):
+        raise ValueError(
+            f"plan or method must be given, not both; got plan {plan} and method {method}."
+        )
+    if plan is not None and reduction != Reduction():
+        raise ValueError(f"plan must stand alone, for it says all; got {reduction}.")
+
+
+def _between_commas(name: str, text: str | None, kind: type) -> list[Any] | None:
+    """Values of an option; None if it is not given."""
+    if text is None:
+        return None
+    try:
+        values = [kind(part.strip()) for part in text.split(",")]
+        if kind is float and not all(map(isfinite, values)):
+            raise ValueError("not finite")
+    except ValueError as error:
+        kinds = {int: "integers", float: "numbers"}
+        raise ValueError(
+            f"{name} must be {kinds[kind]} separated by commas; got '{text}'."
+        ) from error
+    return values
+
+
+def _open(common: Common, size: int | None = None) -> "Model":
     import torch
 
     from foveate.models import open_model
 
     device = _device(common.device)
-    model = open_model(common.model)
+    model = open_model(common.model, *(() if size is None else (size,)))
     model.task(common.task)
     return model.to(device, getattr(torch, common.dtype))
 
@@ -207,7 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _keep_libraries_quiet() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for library in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
