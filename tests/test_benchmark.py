@@ -9,7 +9,7 @@ from torch import nn
 
 from foveate.evaluation import benchmark as module
 from foveate.evaluation import clock as clock_module
-from foveate.evaluation.benchmark import Benchmark, Conditions, Memory, benchmark
+from foveate.evaluation.benchmark import Benchmark, Conditions, Memory, benchmark, noise
 from foveate.evaluation.clock import Clock
 from foveate.evaluation.memory import held_bytes, peak_bytes
 from foveate.evaluation.timed import TimedCall
@@ -203,6 +203,15 @@ def test_peak_bytes_are_counted_by_hand():
     assert peak_bytes(lambda: [given.T, given.view(-1)[:5], given.add_(1)], CPU) == 0
     assert peak_bytes(lambda: given.T.contiguous().view(-1), CPU) == 2400
     assert peak_bytes(lambda: given.double().split(4), CPU) == 4800
+
+
+def test_noise_has_the_size_and_precision_asked_for(double_model):
+    square = noise(double_model, 3)
+    assert (square.shape, square.dtype) == ((3, 3, 20, 20), torch.float64)
+    wide = noise(double_model, 2, (5, 7), seed=1)
+    assert wide.shape == (2, 3, 20, 28)
+    assert torch.equal(wide, noise(double_model, 2, (5, 7), seed=1))
+    assert not torch.equal(wide, noise(double_model, 2, (5, 7), seed=2))
 
 
 def test_held_bytes_count_shared_weights_once():

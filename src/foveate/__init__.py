@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foveate.diagnosis.diagnose import Diagnosis as Diagnosis
     from foveate.diagnosis.diagnose import diagnose as diagnose
+    from foveate.evaluation.benchmark import Benchmark as Benchmark
+    from foveate.evaluation.benchmark import benchmark as benchmark
+    from foveate.evaluation.compare import Comparison as Comparison
+    from foveate.evaluation.compare import compare as compare
     from foveate.models import Model as Model
     from foveate.models import open_model as open_model
     from foveate.reduction.plan import Plan as Plan
@@ -23,6 +27,10 @@ _HOMES = {
     "Plan": "foveate.reduction.plan",
     "plan_for": "foveate.reduction.presets",
     "reduce": "foveate.reduction.reduced_vit",
+    "Comparison": "foveate.evaluation.compare",
+    "compare": "foveate.evaluation.compare",
+    "Benchmark": "foveate.evaluation.benchmark",
+    "benchmark": "foveate.evaluation.benchmark",
 }
 __all__ = list(_HOMES)
 

@@ -17,7 +17,7 @@ from foveate.evaluation.timed import TimedCall
 from foveate.models import Model
 from foveate.reduction.plan import FORMAT, VERSION, Plan
 
-__all__ = ["Benchmark", "Conditions", "Memory", "benchmark"]
+__all__ = ["Benchmark", "Conditions", "Memory", "benchmark", "noise"]
 
 Progress = Callable[[int, int], None]
 Seconds = Mapping[str, float]
@@ -233,6 +233,30 @@ def benchmark(
     ]
     memory = _memory(held_bytes(model) + batch.nbytes, *peaks)
     return Benchmark(model.name, plan, conditions, macs / fewer, full, reduced, memory)
+
+
+def noise(
+    model: Model, batch_size: int, grid: tuple[int, int] | None = None, seed: int = 0
+) -> Tensor:
+    """Images of normal noise, where no pictures are at hand: speed does not depend on them.
+
+    Args:
+        model: The model they are for.
+        batch_size: How many.
+        grid: Rows and columns of patches; those of the model's own input if None.
+        seed: The same seed gives the same images.
+
+    Returns:
+        ``(batch_size, 3, H, W)``, of the model's precision and on its device.
+    """
+    size = model.transform.size
+    height, width = size, size
+    if grid is not None:
+        high, wide = model.backbone.patch_size  # type: ignore[attr-defined]  # of adapters
+        height, width = grid[0] * high, grid[1] * wide
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch_size, 3, height, width, generator=generator)
+    return images.to(next(model.parameters()))
 
 
 def _pair(

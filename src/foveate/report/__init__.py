@@ -40,9 +40,13 @@ def write_report(directory: str | Path) -> Path:
 
 def _sections() -> dict[str, Callable[[Mapping[str, Any], Path], Section]]:
     """What makes the section of each record, in the order of the page."""
-    from foveate.report import diagnosis
+    from foveate.report import benchmark, compare, diagnosis
 
-    return {"diagnose.json": diagnosis.section}
+    return {
+        "diagnose.json": diagnosis.section,
+        "compare.json": compare.section,
+        "benchmark.json": benchmark.section,
+    }
 
 
 def render(sections: list[Section]) -> str:
