@@ -134,12 +134,13 @@ def train_queries(
 ) -> Tensor:
     r"""Learn on unlabelled images which patches of one block tell the task's output.
 
-    An auxiliary head (cross-attention of the queries over the patches of the block, its own
-    MLP and read-out) regresses the raw output of the frozen model, with AdamW at 1e-3 and a
-    cosine decay, on batches of at most 16 images. Only the queries are returned; the head
-    is forgotten. Its input is detached, so that the model is not touched. An output of more
-    than 256 numbers is projected onto 256 random directions first, which keeps squared
-    distances in the mean. Cost: ``steps`` forward passes of the model.
+    An auxiliary head (cross-attention of the queries over the patches of the block, its
+    own MLP and read-out) regresses the raw output of the frozen model on batches of at
+    most 16 images, by AdamW at 1e-2 for the queries and 1e-3 for the rest, with a cosine
+    decay. Only the queries are returned; the head is forgotten. Its input is detached, so
+    that the model is not touched. An output of more than 256 numbers is projected onto
+    256 random directions first, which keeps squared distances in the mean. Cost:
+    ``steps`` forward passes of the model.
 
     Args:
         model: The frozen model.
@@ -171,7 +172,9 @@ def train_queries(
     centre, scale = first.mean(0), first.square().mean().sqrt()
     shape = (heads.key.shape[1], heads.key.shape[3])
     head = AuxiliaryHead(num_queries, shape, len(centre), generator).to(output)
-    optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3)
+    layers = [p for p in head.parameters() if p is not head.queries]
+    groups = [{"params": [head.queries], "lr": 1e-2}, {"params": layers, "lr": 1e-3}]
+    optimiser = torch.optim.AdamW(groups)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         batch = torch.randperm(len(images), generator=generator)[:16].to(images.device)
