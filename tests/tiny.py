@@ -27,6 +27,8 @@ def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
                 p.copy_(noise / p[0].numel() ** 0.5)
             elif p.ndim >= 2:  # class token, registers, positions
                 p.copy_(0.5 * noise)
+            elif name.endswith("bias"):  # which torch draws from its global generator
+                p.copy_(0.2 * noise)
             else:
                 p.add_(0.2 * noise)
         for name, b in network.named_buffers():

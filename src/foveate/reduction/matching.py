@@ -189,7 +189,7 @@ class PiToMe:
     def energy(self, metric: Tensor) -> Tensor:
         """Redundancy of unit vectors, ``(B, K, d)`` to ``(B, K)``; 2048 rows at a time."""
         parts = metric.split(_CHUNK, dim=1)
-        rows = [elu(inner(part, metric) - self.margin).mean(-1) for part in parts]
+        rows = [elu(part @ metric.mT - self.margin).mean(-1) for part in parts]
         return torch.cat(rows, dim=1)
 
 
@@ -229,15 +229,8 @@ def best_partner(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         The products and the positions, ``(B, A)`` each; never holds more than 2048 rows of
         the product.
     """
-    found = [inner(part, columns).max(-1) for part in rows.split(_CHUNK, dim=1)]
+    found = [(part @ columns.mT).max(-1) for part in rows.split(_CHUNK, dim=1)]
     return torch.cat([f.values for f in found], 1), torch.cat([f.indices for f in found], 1)
-
-
-def inner(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products of all rows, ``(B, A, d) x (B, T, d)`` to ``(B, A, T)``."""
-    # Autocast would round them to eight bits, in which the close ones tie.
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b.transpose(1, 2)
 
 
 def mean_keys(tokens: Tokens, block: Block) -> Tensor:

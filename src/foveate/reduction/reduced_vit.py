@@ -16,9 +16,9 @@ from foveate.tokens import Tokens
 class ReducedViT(nn.Module):
     """A frozen model with fewer tokens.
 
-    Nothing is remembered between calls, so that it can be copied, pickled, checkpointed
-    and, unless its method back-propagates, compiled into one graph. Each image's result is
-    independent of its batch-mates.
+    Nothing is remembered between calls, so that it can be copied and pickled and, unless
+    its method back-propagates, compiled into one graph and put under gradient checkpoints.
+    Each image's result is independent of its batch-mates.
 
     Args:
         model: The full model, kept as it is and shared.

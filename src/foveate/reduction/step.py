@@ -1,5 +1,6 @@
 """A step of a plan: an action at a block, down to an exact number of patches."""
 
+import torch
 from torch import nn
 
 from foveate.forward import Block, Place
@@ -59,5 +60,7 @@ class Reduce(nn.Module):
             )
         if self.keep == tokens.num_patches:
             return tokens
-        grouping = self.action(tokens, block, self.keep)
+        # Autocast would round costs and cosines to eight bits, in which the close ones tie.
+        with torch.autocast(tokens.x.device.type, enabled=False):
+            grouping = self.action(tokens, block, self.keep)
         return regroup(tokens, grouping, self.memory).with_(proportional=self.proportional)
