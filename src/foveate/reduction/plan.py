@@ -146,6 +146,54 @@ class Plan:
         return Plan(**values)
 
 
+def check_options(plan: Plan, defaults: Mapping[str, Any]) -> None:
+    """Refuse options that a method does not have, or values of another type.
+
+    Args:
+        plan: The plan.
+        defaults: Options of its method; one that is None takes values of any type.
+
+    Raises:
+        ValueError: Naming the option.
+    """
+    unknown = sorted(plan.options.keys() - defaults.keys())
+    if unknown:
+        known = ", ".join(sorted(defaults)) or "none"
+        raise ValueError(
+            f"options of '{plan.method}' are {known}; got {', '.join(unknown)}."
+        )
+    for name, value in plan.options.items():
+        default = defaults[name]
+        kinds = (int, float) if type(default) is float else (type(default),)
+        if type(default) in (int, float, str) and type(value) not in kinds:
+            raise ValueError(
+                f"option '{name}' of '{plan.method}' must be of the type of its default, "
+                f"{default!r}; got {value!r}."
+            )
+
+
+def check_depths(plan: Plan, last: int, full_from: int) -> None:
+    """Refuse steps at blocks that do not run, or that already run on the full grid.
+
+    Args:
+        plan: The plan.
+        last: Blocks that run: the deepest tap of the task.
+        full_from: First block that runs on the full grid again; ``last`` if none does.
+
+    Raises:
+        ValueError: If a depth is out of range.
+    """
+    if plan.fuse_last > last:
+        raise ValueError(f"fuse_last must be from 0 to {last}; got {plan.fuse_last}.")
+    for depth, _ in plan.schedule:
+        if not 0 <= depth < full_from:
+            raise ValueError(
+                f"depths must be at least 0 and below {full_from} for task '{plan.task}', "
+                f"which reads {last} blocks, the last {last - full_from} of them on the "
+                f"full grid; got {depth}."
+            )
+
+
 def _check_kinds(values: dict[str, Any]) -> None:
     for name, (label, kinds) in _KINDS.items():
         if type(values[name]) not in kinds:  # a boolean is no integer here

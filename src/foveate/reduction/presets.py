@@ -19,7 +19,7 @@ from foveate.reduction.matching import (
     bipartite,
     check_pairwise,
 )
-from foveate.reduction.plan import Plan
+from foveate.reduction.plan import Plan, check_depths, check_options
 from foveate.reduction.rates import DiffRate, prune_count
 from foveate.reduction.recover import Restore
 from foveate.reduction.regroup import NOTHING, Memory
@@ -126,7 +126,7 @@ def build_steps(model: Model, plan: Plan) -> dict[int, list[Step]]:
         ValueError: As :func:`plan_for`.
     """
     preset, task = find_preset(plan.method), model.task(plan.task)
-    check_options(plan, preset)
+    check_options(plan, preset.options)
     last = task.taps(model.backbone.num_blocks)[-1]
     full_from = last - plan.fuse_last if task.needs_grid else last
     check_depths(plan, last, full_from)
@@ -159,54 +159,6 @@ def find_preset(method: str) -> Preset:
     if method not in PRESETS:
         raise ValueError(f"method must be one of {', '.join(PRESETS)}; got '{method}'.")
     return PRESETS[method]
-
-
-def check_options(plan: Plan, preset: Preset) -> None:
-    """Refuse options that a preset does not have, or values of another type.
-
-    Args:
-        plan: The plan.
-        preset: Its method.
-
-    Raises:
-        ValueError: Naming the option.
-    """
-    unknown = sorted(plan.options.keys() - preset.options.keys())
-    if unknown:
-        known = ", ".join(sorted(preset.options)) or "none"
-        raise ValueError(
-            f"options of '{plan.method}' are {known}; got {', '.join(unknown)}."
-        )
-    for name, value in plan.options.items():
-        default = preset.options[name]
-        kinds = (int, float) if type(default) is float else (type(default),)
-        if type(default) in (int, float, str) and type(value) not in kinds:
-            raise ValueError(
-                f"option '{name}' of '{plan.method}' must be of the type of its default, "
-                f"{default!r}; got {value!r}."
-            )
-
-
-def check_depths(plan: Plan, last: int, full_from: int) -> None:
-    """Refuse steps at blocks that do not run, or that already run on the full grid.
-
-    Args:
-        plan: The plan.
-        last: Blocks that run: the deepest tap of the task.
-        full_from: First block that runs on the full grid again; ``last`` if none does.
-
-    Raises:
-        ValueError: If a depth is out of range.
-    """
-    if plan.fuse_last > last:
-        raise ValueError(f"fuse_last must be from 0 to {last}; got {plan.fuse_last}.")
-    for depth, _ in plan.schedule:
-        if not 0 <= depth < full_from:
-            raise ValueError(
-                f"depths must be at least 0 and below {full_from} for task '{plan.task}', "
-                f"which reads {last} blocks, the last {last - full_from} of them on the "
-                f"full grid; got {depth}."
-            )
 
 
 def _prune(score: Callable[[Setting], Score]) -> Callable[[Setting], Action]:
