@@ -142,6 +142,17 @@ def test_multiply_adds_are_the_closed_form(
     assert row.full_macs == 3 * block(N, N)
 
 
+def test_blocks_that_a_task_does_not_need_are_not_counted(dense_model, images):
+    class Early(ClassToken):
+        def taps(self, num_blocks):
+            return (2,)
+
+    model = Model("tiny", dense_model.backbone, {"cls": Early()}, dense_model.transform)
+    (row,) = compare(model, images, "cls", ["norm"], depths=[0], keeps=[0.5]).rows
+    assert row.full_macs == 2 * block(N, N)
+    assert row.macs == block(N, 18) + block(18, 18)
+
+
 def test_equal_multiply_adds_for_all_methods_and_no_patch_less_than_needed(
     dense_model, images
 ):

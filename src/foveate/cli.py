@@ -230,17 +230,17 @@ def compare(
     from foveate.report.records import check_directory, write_record
 
     check_directory(common.out)
-    plans = [Plan.load(file) for file in plan or ()]
+    plans: list[Plan | str] = [Plan.load(file) for file in plan or ()]
     names = _between_commas("methods", methods, str)
-    wanted = [*plans, *(names or (() if plans else DEFAULT_METHODS))]
+    plans += names or (() if plans else DEFAULT_METHODS)
     terms = reduction.terms(common.seed)
     files = find_images(images)
     model = _open(common)
     loaded = load_images(files, model.transform)
     with terminal.progress_bar("compare") as progress:
         pictures = loaded.images.to(next(model.parameters()))
-        settings = (common.task, wanted, common.batch_size, progress)
-        found = run(model, pictures, *settings, **terms)
+        rest = (common.task, plans, common.batch_size, progress)
+        found = run(model, pictures, *rest, **terms)
     record = found.record([str(file) for file in loaded.files])
     record["skipped_files"] = [
         {"file": str(s.file), "reason": s.reason} for s in loaded.skipped
@@ -277,23 +277,20 @@ def benchmark(
     wanted = Plan.load(plan) if plan else None
     _check_choice(plan, method, reduction)
     files = find_images(images)[: common.batch_size] if images else []
-    if timing.threads:
-        torch.set_num_threads(timing.threads)
+    torch.set_num_threads(timing.threads or torch.get_num_threads())
     common = replace(common, task=wanted.task) if wanted else common
     model = _open(common, timing.size)
-    if files:
-        loaded = load_images(files, model.transform)
-        pictures = loaded.images.to(next(model.parameters()))
-        terminal.print_skipped(loaded.skipped, len(files))
-    else:
-        grid = wanted.grid if wanted and timing.size is None else None
-        pictures = noise(model, common.batch_size, grid, common.seed)
+    grid = wanted.grid if wanted and timing.size is None else None
+    pictures = noise(model, common.batch_size, grid, common.seed)
+    loaded = load_images(files, model.transform) if files else None
+    pictures = loaded.images.to(pictures) if loaded else pictures
     wanted = wanted or plan_for_terms(model, pictures, common.task, str(method), **terms)
     with terminal.progress_bar("benchmark") as progress:
         calls = (common.batch_size, timing.rounds, timing.warmup, progress)
         record = run(model, wanted, pictures, *calls).record()
     file = write_record(common.out / "benchmark.json", record)
     print_benchmark(record)
+    terminal.print_skipped(loaded.skipped if loaded else [], len(files))
     terminal.print_text(f"Wrote {file}")
 
 
