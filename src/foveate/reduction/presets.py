@@ -210,6 +210,8 @@ PRESETS: dict[str, Preset] = {
     "attention": Preset(_prune(_class_attention)),
     "received": Preset(_prune(lambda s: criteria.received_attention)),
     "redundancy": Preset(_prune(lambda s: criteria.key_redundancy)),
+    "norm-merge": Preset(lambda s: ManyToOne(criteria.feature_norm), proportional=True),
+    "attention-merge": Preset(lambda s: ManyToOne(_class_attention(s)), proportional=True),
     "evit": Preset(lambda s: Fuse(_class_attention(s))),
     "tome": Preset(_pairwise(lambda s: bipartite), proportional=True),
     "tome-plain": Preset(_pairwise(lambda s: bipartite)),
