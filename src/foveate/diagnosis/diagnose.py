@@ -1,21 +1,16 @@
-"""Which tokens and directions a task depends on, measured on the user's images."""
+"""Which tokens and directions a task depends on, measured on the user's own images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from foveate.diagnosis.jacobian import Products, TokenJacobian, check_adjoint, open_tap
-from foveate.diagnosis.regime import Regime, advice, decide
-from foveate.diagnosis.sensitivity import (
-    block_norm,
-    concentration,
-    importance,
-    leading_rows,
-)
+from foveate.diagnosis.findings import Diagnosis, Finding, examine
+from foveate.diagnosis.jacobian import TokenJacobian, check_adjoint, open_tap
+from foveate.diagnosis.output_metric import Jacobian
 from foveate.diagnosis.sketch import (
     Budget,
     Sketch,
@@ -23,166 +18,22 @@ from foveate.diagnosis.sketch import (
     randomised_sketch,
     split_budget,
 )
-from foveate.diagnosis.spectrum import Spectrum, find_spectrum
 from foveate.models import Model
+from foveate.tokens import Tokens
 
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+
+Exact = Literal["auto", "always", "never"]
 Progress = Callable[[int, int], None]
 
 DEFAULT_RANK = 20
-ROUTES = ("auto", "always", "never")
-SUMMARISED = (
-    "kappa_cap",
-    "cv",
-    "rank_entropy",
-    "rank_participation",
-    "rank_stable",
-    "rank_90",
-    "rank_roy_vetterli",
-)
-_ROW_BYTES = 768 << 20  # rows of a batch of Jacobians held at once
+_ROUTES = ("auto", "always", "never")
+_ROWS_AT_ONCE = 768 << 20  # bytes of the rows of a batch
+_LARGEST = 8 << 30  # bytes of the rows of one image
 _LANES = 32  # probes times images in one pass through the tail
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one image's Jacobian says about some of its tokens.
-
-    Attributes:
-        spectrum: Singular values and their statistics.
-        cv: Coefficient of variation over tokens of the energy of the leading directions.
-        importance: Importance of each token in the leading directions, ``(T,)``.
-        block_norm: Norm of each token's Jacobian block, ``(T,)``.
-    """
-
-    spectrum: Spectrum
-    cv: float
-    importance: Tensor
-    block_norm: Tensor
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a task depends on.
-
-    Attributes:
-        model: Name of the model.
-        task: Name of the task.
-        depth: Block that the tokens enter.
-        rank: Leading directions.
-        route: ``exact`` or ``randomised``.
-        num_outputs: Outputs of the task, M.
-        grid: Rows and columns of patches.
-        products: Products with the Jacobian of each image.
-        adjoint_error: Largest disagreement of JVP and VJP over the images.
-        images: For each image, what was found for ``all`` tokens and for ``patches``.
-    """
-
-    model: str
-    task: str
-    depth: int
-    rank: int
-    route: str
-    num_outputs: int
-    grid: tuple[int, int]
-    products: Products
-    adjoint_error: float
-    images: tuple[dict[str, Finding], ...]
-
-    @property
-    def regime(self) -> Regime:
-        """Regime of the patches, since they are what can be reduced."""
-        mean = {k: v["mean"] for k, v in self.summary("patches").items()}
-        return decide(mean["kappa_cap"], mean["cv"], mean["rank_entropy"])
-
-    def summary(self, tokens: str) -> dict[str, dict[str, Any]]:
-        """Mean and standard error over the images of each statistic.
-
-        Args:
-            tokens: ``all`` or ``patches``.
-
-        Returns:
-            ``{statistic: {"mean": ..., "standard_error": ...}}``; the error of one image's
-            mean is None.
-        """
-        found = [_statistics(image[tokens]) for image in self.images]
-        return {name: _mean([f[name] for f in found]) for name in SUMMARISED}
-
-    def record(self, files: Sequence[str]) -> dict[str, Any]:
-        """Everything as JSON.
-
-        Args:
-            files: Name of each image.
-
-        Returns:
-            Lists, texts and finite numbers.
-
-        Raises:
-            ValueError: If there is not one name for each image.
-        """
-        if len(files) != len(self.images):
-            raise ValueError(
-                f"files must name the {len(self.images)} images; got {len(files)} names."
-            )
-        grid = list(self.grid)
-        return {
-            "model": self.model,
-            "task": self.task,
-            "depth": self.depth,
-            "rank": self.rank,
-            "route": self.route,
-            "num_images": len(self.images),
-            "num_patches": self.grid[0] * self.grid[1],
-            "num_outputs": self.num_outputs,
-            "grid": grid,
-            "products": {"jvp": self.products.jvp, "vjp": self.products.vjp},
-            "adjoint_error": self.adjoint_error,
-            "all": self.summary("all"),
-            "patches": self.summary("patches"),
-            "regime": str(self.regime),
-            "advice": advice(self.regime),
-            "images": [
-                {
-                    "file": str(file),
-                    "grid": grid,
-                    "all": _as_json(image["all"]),
-                    "patches": _as_json(image["patches"]) | _per_patch(image["patches"]),
-                }
-                for file, image in zip(files, self.images, strict=True)
-            ],
-        }
-
-
-def _mean(values: Sequence[float]) -> dict[str, float | None]:
-    x = np.asarray(values)
-    error = float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else None
-    return {"mean": float(x.mean()), "standard_error": error}
-
-
-def _statistics(found: Finding) -> dict[str, float]:
-    return {"cv": found.cv} | {k: e.value for k, e in found.spectrum.statistics.items()}
-
-
-def _as_json(found: Finding) -> dict[str, Any]:
-    spectrum = found.spectrum
-    energies = spectrum.energies[: spectrum.num_found]
-    caught = energies.cumsum(0) / spectrum.energies.sum()
-    errors = {k: e.standard_error for k, e in spectrum.statistics.items()}
-    return _statistics(found) | {
-        "singular_values": energies.sqrt().tolist(),
-        "energy": spectrum.energy.value,
-        "cumulative": caught.tolist(),
-        "standard_error": errors | {"energy": spectrum.energy.standard_error},
-    }
-
-
-def _per_patch(found: Finding) -> dict[str, Any]:
-    return {
-        "importance": found.importance.tolist(),
-        "block_norm": found.block_norm.tolist(),
-    }
-
-
-def diagnose(
+def diagnose(  # noqa: PLR0913 - the options of the command, by name
     model: Model,
     images: Tensor,
     task: str = "cls",
@@ -190,92 +41,210 @@ def diagnose(
     rank: int = DEFAULT_RANK,
     probes: int = 100,
     iterations: int = 2,
-    exact: str = "auto",
+    exact: Exact = "auto",
     seed: int = 0,
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Diagnose."""
-    decoder = model.task(task)
-    if exact not in ROUTES:
-        raise ValueError(f"exact must be one of {', '.join(ROUTES)}; got '{exact}'.")
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1; got {rank}.")
-    tap = open_tap(model.backbone, decoder, images[:1], depth)
-    _check_finite(model, images, tap.tokens.x)
-    num_outputs = tap.tail(tap.tokens.x).shape[1]
-    num_columns = tap.tokens.x[0].numel()
-    budget = split_budget(rank, probes, iterations, num_outputs)
-    num_rows = min(num_outputs, num_columns)
-    is_exact = exact == "always" or (exact == "auto" and num_rows <= 2 * budget.total)
-    largest = max(min(num_outputs, num_columns), DEFAULT_RANK)
-    if rank > largest:
-        raise ValueError(f"rank must be at most {largest}; got {rank}.")
-    held = num_rows if is_exact else budget.search + budget.probes
-    size = num_columns * tap.tokens.x.element_size()
-    batch_size = max(1, min(batch_size, _ROW_BYTES // (held * size)))
+    r"""Diagnose how the output of a task depends on the tokens that enter a block.
+
+    For each image, of the Jacobian of the raw output with respect to all tokens, and of
+    that with respect to the patches alone: spectrum, share of the energy in the leading
+    directions (``kappa_cap``), effective ranks, spread over tokens (``cv``), importance and
+    block norm of each patch. It starts with the adjoint check, since a decoder that
+    detaches would make every pull-back zero.
+
+    The exact route takes M VJPs and serves both Jacobians; "auto" takes it where these (or
+    T * C JVPs) are no more than what the randomised route may spend, 2 (``rank * iterations
+    + probes``). The randomised route (:func:`foveate.diagnosis.sketch.randomised_sketch`)
+    spends at most ``rank * iterations + probes`` JVPs and as many VJPs an image, 140 and
+    140 by default, and serves both Jacobians too. Measured against the exact route on
+    photographs (class token of a ViT-S/14 at depth 10, the defaults): ``kappa_cap`` 0.2-0.3
+    % off in the mean and at most 0.9 %, of which the leading directions are 0.1 %;
+    importance ranks the patches at Spearman 0.9999; entropy rank 1 % and ``rank_90`` 2 %
+    off in the mean, at most 3 % and 5 %.
+
+    What is random is drawn for each image from the seed and the image's index, so that an
+    image's results do not depend on the other images or on ``batch_size``, up to rounding.
+
+    Args:
+        model: Model in float32 or float64.
+        images: ``(N, 3, H, W)``, prepared by ``model.transform``.
+        task: Name of one of the model's tasks.
+        depth: Block that the tokens enter, from 0.
+        rank: Leading directions r, from 1 to the smaller of M and the T * C entries of the
+            tokens. The default also stands for all of them where there are fewer.
+        probes: Products of each kind beyond those of the iterations. More probes: a smaller
+            error of the total, and of the subspace.
+        iterations: Products of each kind for each leading direction. More iterations: a
+            smaller error of the subspace.
+        exact: ``auto``, ``always`` or ``never``.
+        seed: At least 0; the same seed gives the same results.
+        batch_size: Most images at once; fewer are taken where their rows need over 768 MiB.
+        progress: Called with the products done so far and to be done, over all images.
+
+    Returns:
+        The diagnosis.
+
+    Raises:
+        ValueError: If an argument is out of range, a weight or an image is not finite, the
+            output does not depend on the tokens, or the decoder detaches.
+    """
+    if exact not in _ROUTES:
+        raise ValueError(f"exact must be one of {', '.join(_ROUTES)}; got '{exact}'.")
+    if images.ndim != 4 or len(images) == 0:
+        raise ValueError(
+            f"images must be (N, 3, H, W) with N >= 1; got {tuple(images.shape)}."
+        )
+    _, jacobian = _open(model, images[:1], task, depth)
+    route = _choose_route(jacobian, rank, probes, iterations, exact)
+    report = _Progress(progress, route.num_products * len(images))
     found: list[dict[str, Finding]] = []
     errors = []
-    for first in range(0, len(images), batch_size):
-        batch = images[first : first + batch_size]
-        tap = open_tap(model.backbone, decoder, batch, depth)
-        _check_finite(model, batch, tap.tokens.x)
-        lanes = max(1, _LANES // len(batch))
-        jacobian = TokenJacobian(tap.tail, tap.tokens.x, chunk_size=lanes)
-        errors.append(
-            check_adjoint(jacobian, Generator(device=tap.tokens.x.device).manual_seed(seed))
+    for batch in torch.arange(len(images)).split(min(batch_size, route.batch_size)):
+        tokens, jacobian = _open(model, images[batch], task, depth)
+        device = jacobian.tokens.device
+        errors.append(check_adjoint(jacobian, Generator(device).manual_seed(seed)))
+        generators = [_generator(seed, int(index)) for index in batch]
+        sketch = route.sketch(
+            _Watched(jacobian, report), tokens.layout.num_prefix, generators
         )
-        prefix = tap.tokens.layout.num_prefix
-        generators = [
-            Generator().manual_seed(_image_seed(seed, i))
-            for i in range(first, first + len(batch))
-        ]
-        sketch = (
-            exact_sketch(jacobian, prefix)
-            if is_exact
-            else randomised_sketch(jacobian, prefix, rank, budget, generators)
-        )
-        found += [_find(sketch, i, rank) for i in range(len(batch))]
-        if progress:
-            progress(first + len(batch), len(images))
+        found += examine(sketch, rank)
+    report.finish()
     return Diagnosis(
         model.name,
         task,
         depth,
         rank,
-        "exact" if is_exact else "randomised",
-        num_outputs,
-        tap.tokens.layout.grid,
+        "exact" if route.budget is None else "randomised",
+        jacobian.num_outputs,
+        tokens.layout.grid,
         jacobian.products,
         max(errors),
         tuple(found),
     )
 
 
-def _image_seed(seed: int, index: int) -> int:
-    return int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0] >> 1)
+@dataclass(frozen=True)
+class _Route:
+    """How the Jacobian of each image is taken.
+
+    Attributes:
+        rank: Leading directions.
+        budget: Of the randomised route; None on the exact one.
+        num_products: Products with the Jacobian of one image, at most.
+        batch_size: Images whose rows may be held at once.
+    """
+
+    rank: int
+    budget: Budget | None
+    num_products: int
+    batch_size: int
+
+    def sketch(
+        self, jacobian: Jacobian, num_prefix: int, generators: list[Generator]
+    ) -> Sketch:
+        if self.budget is None:
+            return exact_sketch(jacobian, num_prefix)
+        return randomised_sketch(jacobian, num_prefix, self.rank, self.budget, generators)
 
 
-def _find(sketch: Sketch, image: int, rank: int) -> dict[str, Finding]:
-    found = {}
-    for name, part in sketch.parts.items():
-        spectrum = find_spectrum(sketch, part, image, rank)
-        rows = sketch.rows[image, :, part.first :]
-        leading = leading_rows(rows, spectrum.vectors, rank)
-        found[name] = Finding(
-            spectrum,
-            concentration(leading),
-            importance(leading).cpu(),
-            block_norm(rows, sketch.weight).cpu(),
+def _choose_route(
+    jacobian: Jacobian, rank: int, probes: int, iterations: int, exact: Exact
+) -> _Route:
+    """Choose the exact or the randomised route; errors as of :func:`diagnose`."""
+    num_outputs, num_columns = jacobian.num_outputs, jacobian.tokens[0].numel()
+    num_rows = min(num_outputs, num_columns)
+    largest = max(num_rows, DEFAULT_RANK)
+    if not 1 <= rank <= largest:
+        raise ValueError(
+            f"rank must be from 1 to {largest}, as the Jacobian is {num_outputs} x "
+            f"{num_columns}; got {rank}."
         )
-    return found
+    budget = split_budget(rank, probes, iterations, num_outputs)
+    is_exact = exact == "always" or (exact == "auto" and num_rows <= 2 * budget.total)
+    held = num_rows if is_exact else budget.search + budget.probes
+    row_bytes = (num_columns + num_outputs) * jacobian.tokens.element_size()
+    if held * row_bytes > _LARGEST:
+        raise ValueError(
+            f"exact must be 'auto' or 'never' here: {held} rows of the Jacobian of one "
+            f"image take {held * row_bytes / 2**30:.0f} GiB; got '{exact}'."
+        )
+    return _Route(
+        rank,
+        None if is_exact else budget,
+        num_rows + 2 if is_exact else 2 * budget.total,
+        max(1, _ROWS_AT_ONCE // (held * row_bytes)),
+    )
 
 
-def _check_finite(model: Model, images: Tensor, tokens: Tensor) -> None:
+def _open(
+    model: Model, images: Tensor, task: str, depth: int
+) -> tuple[Tokens, TokenJacobian]:
+    tap = open_tap(model.backbone, model.task(task), images, depth)
+    tokens = tap.tokens.x
+    if tokens.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "dtype must be float32 or float64, as half precision loses most of a Jacobian; "
+            f"got {str(tokens.dtype).removeprefix('torch.')}."
+        )
+    lanes = max(1, _LANES // len(images))
+    jacobian = TokenJacobian(tap.tail, tokens, chunk_size=lanes)
+    if not (tokens.isfinite().all() and jacobian.output.isfinite().all()):
+        raise ValueError(_not_finite(model, images))
+    return tap.tokens, jacobian
+
+
+def _not_finite(model: Model, images: Tensor) -> str:
     if not images.isfinite().all():
-        raise ValueError("images must be finite; got NaN or infinity.")
-    for name, p in model.named_parameters():
-        if not p.isfinite().all():
-            raise ValueError(f"weights must be finite; got NaN or infinity in {name}.")
-    if not tokens.isfinite().all():
-        raise ValueError("tokens must be finite; got NaN or infinity.")
+        return "images must be finite; got NaN or infinity."
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if not weight.isfinite().all():
+            return f"weights must be finite; got NaN or infinity in {name}."
+    return "tokens and output must be finite; the network overflows on these images."
+
+
+def _generator(seed: int, index: int) -> Generator:
+    """Source of randomness of one image: same seed and index, same draws."""
+    state = np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0]
+    return Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+class _Progress:
+    """Products done so far, over all images."""
+
+    def __init__(self, call: Progress | None, total: int) -> None:
+        self.call = call
+        self.total = total
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.call:
+            self.call(min(self.done, self.total), self.total)
+
+    def finish(self) -> None:
+        self.add(self.total - self.done)
+
+
+class _Watched:
+    """A Jacobian that reports its products."""
+
+    def __init__(self, jacobian: TokenJacobian, progress: _Progress) -> None:
+        self.jacobian = jacobian
+        self.progress = progress
+        self.tokens = jacobian.tokens
+        self.output = jacobian.output
+        self.products = jacobian.products
+
+    @property
+    def num_outputs(self) -> int:
+        return self.jacobian.num_outputs
+
+    def jvp(self, directions: Tensor) -> Tensor:
+        self.progress.add(directions.shape[0] * directions.shape[1])
+        return self.jacobian.jvp(directions)
+
+    def vjp(self, cotangents: Tensor) -> Tensor:
+        self.progress.add(cotangents.shape[0] * cotangents.shape[1])
+        return self.jacobian.vjp(cotangents)

@@ -1,6 +1,5 @@
 """How the sensitivity of a task is spread over the tokens."""
 
-import torch
 from torch import Tensor
 
 
@@ -22,8 +21,9 @@ def leading_rows(rows: Tensor, vectors: Tensor, rank: int) -> Tensor:
 def importance(leading: Tensor) -> Tensor:
     r"""Importance of each token in the leading directions.
 
-    :math:`\mathrm{imp}^*_t = \sqrt{\sum_{j \le r} \sigma_j^2 \lVert v_j^{(t)} \rVert^2}`, in
-    output units per token unit. At full rank it is the norm of the token's Jacobian block.
+    :math:`\mathrm{imp}^*_t = \sqrt{\sum_{j \le r} \sigma_j^2 \lVert v_j^{(t)} \rVert^2}`,
+    in output units per token unit. At full rank it is the norm of the token's Jacobian
+    block.
 
     Args:
         leading: Output of :func:`leading_rows`, ``(r, T, C)``.
@@ -43,8 +43,8 @@ def concentration(leading: Tensor) -> float:
     :math:`\sqrt{T - 1}` if one token has them all.
 
     Args:
-        leading: Output of :func:`leading_rows`, ``(r, T, C)``; directions without any energy
-            are left out.
+        leading: Output of :func:`leading_rows`, ``(r, T, C)``; directions without any
+            energy are left out.
 
     Returns:
         CV, at least 0.
@@ -59,9 +59,9 @@ def concentration(leading: Tensor) -> float:
 def block_norm(rows: Tensor, weight: Tensor) -> Tensor:
     r"""Norm of each token's Jacobian block, :math:`\lVert J_t \rVert_F`.
 
-    The square is unbiased: :math:`\sum_d w_d \lVert b_d^{(t)} \rVert^2` counts the rows of the
-    searched subspace once, and n/k times the k random rows, which stand for the n directions
-    outside it.
+    The square is unbiased: :math:`\sum_d w_d \lVert b_d^{(t)} \rVert^2` counts the rows of
+    the searched subspace once, and n/k times the k random rows, which stand for the n
+    directions outside it.
 
     Args:
         rows: Rows of one image, ``(D, T, C)``.

@@ -1,4 +1,4 @@
-r"""What a spectrum says, by name: effective ranks differ by a factor of ten on one spectrum.
+r"""What a spectrum says, by name, since effective ranks differ by a factor of ten.
 
 All functions take the energies of the directions, the squared singular values
 :math:`\sigma_i^2` of a Jacobian, descending and complete, ``(K,)``. With
@@ -10,20 +10,27 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "STATISTICS",
     "kappa_cap",
     "rank_90",
     "rank_entropy",
     "rank_participation",
     "rank_roy_vetterli",
     "rank_stable",
+    "take_statistics",
 ]
 
 
 def kappa_cap(energies: Tensor, rank: int) -> float:
-    r"""Share of the energy in the leading directions, :math:`\sum_{i \le r} p_i`, in (0, 1].
+    r"""Share of the energy in the leading directions, :math:`\sum_{i \le r} p_i`.
 
     No metric of rank r catches more of a Jacobian's sensitivity.
+
+    Args:
+        energies: Squared singular values.
+        rank: Leading directions, r; all of them if there are fewer.
+
+    Returns:
+        A number in (0, 1].
     """
     return float(energies[:rank].sum() / energies.sum())
 
@@ -34,10 +41,19 @@ def rank_entropy(energies: Tensor) -> float:
 
 
 def rank_roy_vetterli(energies: Tensor) -> float:
-    r"""Exponential of the entropy of the singular values, with :math:`p_i \propto \sigma_i`.
+    r"""Exponential of the entropy of the singular values: as above with :math:`\sigma_i`.
 
-    Roy and Vetterli, "The effective rank", EUSIPCO 2007. Long tails weigh far more than in
-    :func:`rank_entropy`.
+    Long tails weigh far more than in :func:`rank_entropy`.
+
+    Args:
+        energies: Squared singular values.
+
+    Returns:
+        At least 1.
+
+    References:
+        Roy and Vetterli, "The effective rank: a measure of effective dimensionality",
+        EUSIPCO 2007.
     """
     return _perplexity(energies.sqrt())
 
@@ -65,10 +81,8 @@ def _perplexity(values: Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-STATISTICS = {
-    "rank_entropy": rank_entropy,
-    "rank_roy_vetterli": rank_roy_vetterli,
-    "rank_participation": rank_participation,
-    "rank_stable": rank_stable,
-    "rank_90": rank_90,
-}
+def take_statistics(energies: Tensor, rank: int) -> dict[str, float]:
+    """Take all of the above, by name; ``kappa_cap`` at the given rank."""
+    ranks = (rank_entropy, rank_roy_vetterli, rank_participation, rank_stable, rank_90)
+    caught = {"kappa_cap": kappa_cap(energies, rank)}
+    return caught | {function.__name__: function(energies) for function in ranks}
