@@ -1,6 +1,8 @@
 """Oracle: the full model, and invariants that every method must keep on every network."""
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,3 +135,13 @@ def test_tokens(network, method):
         place = rows.all(-1).byte().argmax(-1)  # whose rotary position each patch has
         assert (place.diff(dim=1) > 0).all()
         assert torch.equal(kept[3].position, tokens.position)
+
+
+def test_the_guarantees_name_tests_that_exist():
+    here = Path(__file__).parent
+    named = re.findall(
+        r"`(test_\w+\.py)::(test_\w+)`", (here.parent / "docs/peers.md").read_text()
+    )
+    assert len(named) > 50
+    for file, test in named:
+        assert f"def {test}(" in (here / file).read_text(), f"{file}::{test}"

@@ -145,11 +145,11 @@ def test_without_memory_nothing_is_stored():
 
 def test_512_tokens_of_value_100_do_not_overflow_float16():
     x = torch.full((1, 513, 4), 100.0, dtype=torch.float16)
-    tokens = Tokens(x, Layout(1, (16, 32), (16, 32)))
+    tokens = Tokens(x, Layout(1, (16, 32), (16, 32)), size=torch.full((1, 512), 2.0))
     grouping = Grouping(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 512).long())
     merged = regroup(tokens, grouping)
     assert torch.equal(merged.patches, torch.full((1, 1, 4), 100.0, dtype=torch.float16))
-    assert merged.size.item() == 512
+    assert merged.size.item() == 1024
     assert merged.with_(proportional=True).key_bias().isfinite().all()
 
 
