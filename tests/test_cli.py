@@ -1,10 +1,8 @@
 """Oracle: the contract of the command line: exit codes, one line, whole files or none."""
 
 import json
-import re
-import subprocess
+import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from PIL import Image
 
 import foveate.models
 from foveate import cli
-from foveate.cli.run import app
 from tests import tiny
 
 SUMMARY = (
@@ -199,15 +196,6 @@ def test_report_makes_a_page_of_what_diagnose_wrote(
     assert "a.png" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
-def test_demo_needs_nothing(call, tiny_model, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, _, lines = call("demo", "--out", "here")
-    assert (code, lines) == (0, [])
-    written = {f.name for f in (tmp_path / "here").iterdir()}
-    assert {"photos", "diagnose.json", "report.html"} <= written
-    assert json.loads((tmp_path / "here/diagnose.json").read_text())["num_images"] == 5
-
-
 def test_an_error_of_our_own_is_not_hidden(monkeypatch, call, photographs):
     def fail(name):
         raise TypeError("a defect")
@@ -229,40 +217,40 @@ def test_an_interrupt_ends_with_130_and_leaves_no_half_file(
     assert not (tmp_path / "out").exists()
 
 
-HEAVY = {"torch", "torchvision", "timm", "transformers", "plotly", "numpy", "PIL"}
+def test_an_interrupt_that_a_library_hides_ends_with_130(
+    call, tiny_model, photographs, monkeypatch, tmp_path
+):
+    def hide(*words, **options):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("could not be imported") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("foveate.diagnosis.diagnose.diagnose", hide)
+    words = ("--images", photographs, "--depth", 1, "--out", tmp_path / "out")
+    assert call("diagnose", *words) == (130, "", [])
+    assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("statement", ["import foveate", "import foveate.cli.run"])
-def test_importing_is_light(statement):
-    code = f"import sys; {statement}; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert not HEAVY & set(done.stdout.split())
+def test_an_interrupt_while_the_commands_are_imported_ends_with_130(call, monkeypatch):
+    class Interrupt:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "foveate.cli.run":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "foveate.cli.run")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt, *sys.meta_path])
+    assert call("--help") == (130, "", [])
 
 
-def test_public_names_exist_and_others_do_not():
-    import foveate
-
-    assert all(getattr(foveate, name) for name in foveate.__all__)
-    assert set(foveate.__all__) <= set(dir(foveate))
-    with pytest.raises(AttributeError, match="no attribute 'fly'"):
-        _ = foveate.fly
-
-
-def test_the_readme_calls_only_what_exists():
-    import foveate
-
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        compile(block, "README.md", "exec")
-        assert set(re.findall(r"\bfv\.(\w+)", block)) <= set(foveate.__all__)
-    words = re.findall(r"^foveate (\w+)", readme, flags=re.MULTILINE)
-    assert set(words) <= {command.callback.__name__ for command in app.registered_commands}
-    assert all((Path(__file__).parents[1] / link).exists() for link in links(readme))
-
-
-def links(text):
-    return re.findall(r"\]\(([^):]+)\)", text)
+def test_what_cannot_be_written_is_one_line_and_no_partial_file(
+    call, tiny_model, photographs, tmp_path
+):
+    (tmp_path / "out/diagnose.json").mkdir(parents=True)
+    words = ("--images", photographs, "--depth", 1, "--rank", 3, "--out", tmp_path / "out")
+    code, out, lines = call("diagnose", *words)
+    assert (code, out, len(lines)) == (2, "", 1)
+    assert "diagnose.json" in lines[0]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["diagnose.json"]

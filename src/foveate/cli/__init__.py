@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-INTERRUPTED = 130
+from foveate.cli.interrupts import EXIT_CODE
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -19,5 +19,5 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
         code = run(arguments)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = EXIT_CODE
     sys.exit(code)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import typer
 
-from foveate.cli import INTERRUPTED
 from foveate.cli.benchmark import benchmark
 from foveate.cli.compare import compare
 from foveate.cli.demo import demo
 from foveate.cli.diagnose import diagnose
+from foveate.cli.interrupts import EXIT_CODE, heeded_interrupts
 from foveate.cli.options import laid_flat
 from foveate.cli.report import report
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        with warnings.catch_warnings():
+        with heeded_interrupts(), warnings.catch_warnings():
             _keep_libraries_quiet()
             code = app(args=arguments, prog_name="foveate", standalone_mode=False)
     except typer.TyperException as error:
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ModuleNotFoundError, OSError) as error:
         return _refuse(str(error))
     except typer.Abort:
-        return INTERRUPTED
+        return EXIT_CODE
     return code or 0
 
 

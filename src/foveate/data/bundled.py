@@ -1,5 +1,6 @@
 """Photographs for a first try, out of the installed scikit-image; nothing is fetched."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,12 +45,16 @@ def write_photographs(folder: Path) -> list[Path]:
 
     Returns:
         The files, sorted by name.
+
+    Raises:
+        ModuleNotFoundError: If scikit-image is not installed.
     """
+    pictures = bundled_photographs()  # before anything is made
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, picture in bundled_photographs().items():
+    for name, picture in pictures.items():
         file = folder / f"{name}.png"
-        partial = file.with_suffix(".partial")
+        partial = folder / f".{file.name}.{os.getpid()}.partial"
         try:
             picture.save(partial, format="png")
             files.append(partial.replace(file))
