@@ -78,15 +78,30 @@ def test_first_order_cost_is_the_change_of_a_linear_model(generator):
                 assert costs[b, i, j].item() == pytest.approx((change**2).mean())
 
 
-def test_damping_adds_the_growth_of_squared_distances():
-    clusters, variance = problem(), torch.tensor([0.5, 2.0]).view(2, 1, 1)
-    found = PullbackCost(variance, 0.3)(clusters, clusters)
+def test_damping_adds_the_fourth_power_of_the_move():
+    clusters, stiffness = problem(), torch.tensor([0.5, 2.0]).view(2, 1, 1)
+    found = PullbackCost(stiffness, 0.3)(clusters, clusters)
     found = found - FIRST_ORDER(clusters, clusters)
     for b, a, t in [(0, 3, 9), (1, 0, 13), (1, 5, 6)]:
-        size, feature = clusters.size[b], clusters.feature[b]
-        mean = (size[a] * feature[a] + size[t] * feature[t]) / (size[a] + size[t])
-        growth = sum(size[i] * (feature[i] - mean).square().sum() for i in (a, t))
-        assert_close(found[b, a, t], 0.3 * variance[b, 0, 0] * growth)
+        s, f = clusters.size[b], clusters.feature[b]
+        truth = s[a] * s[t] / (s[a] + s[t]) * (f[a] - f[t]).norm() ** 4
+        assert_close(found[b, a, t], 0.3 * stiffness[b, 0, 0].double() * truth)
+
+
+def test_stiffness_is_the_energy_of_the_rows_over_the_spread_of_the_patches():
+    clusters = problem()
+    found = PullbackCost.of(clusters, 0.3)
+    assert found.damping == 0.3
+    for b in range(2):
+        feature, rows = clusters.feature[b].numpy(), clusters.sketch[b].numpy()
+        spread = np.mean([np.sum((f - feature.mean(0)) ** 2) for f in feature])
+        assert found.stiffness[b, 0, 0].item() == pytest.approx(np.mean(rows**2) / spread)
+
+
+def test_patches_that_are_all_alike_cost_nothing():
+    alike = Clusters(torch.ones(2, 6, 5), torch.ones(2, 6), problem(6).sketch.float())
+    costs = PullbackCost.of(alike, 0.3)(alike, alike)
+    assert_close(costs, torch.zeros(2, 6, 6), rtol=0, atol=1e-6)
 
 
 def test_cosine_cost_equals_the_reference():
