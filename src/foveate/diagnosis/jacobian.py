@@ -1,14 +1,19 @@
-"""Jacobian of a task output with respect to the tokens at one depth, through its products."""
+"""Jacobian of a task output with respect to the tokens at a tap, through its products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
-from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foveate.backbones import Backbone
+from foveate.diagnosis.linearize import (
+    Functional,
+    Linearization,
+    RecordingError,
+    linearize,
+)
 from foveate.forward import run
 from foveate.tasks import Task
 from foveate.tokens import Tokens
@@ -50,7 +55,8 @@ def open_tap(backbone: Backbone, task: Task, images: Tensor, depth: int) -> Tap:
     deepest = stop if task.needs_grid else stop - 1
     if not 0 <= depth <= deepest:
         raise ValueError(
-            f"depth must be from 0 to {deepest} for this task on {stop} blocks; got {depth}."
+            f"depth must be from 0 to {deepest} for this task on {stop} blocks; "
+            f"got {depth}."
         )
     taps = task.taps(stop)
     with torch.no_grad():
@@ -74,18 +80,36 @@ class Products:
     vjp: int = 0
 
 
+# The largest tensor of a pass. On a CPU several of this size fit the last-level cache, and
+# the allocator hands them out again without asking the system for fresh pages.
+_PASS_BYTES = {"cpu": 8 << 20}
+_PASS_BYTES_ELSEWHERE = 256 << 20
+
+
 class TokenJacobian:
     r"""Per-image Jacobian of a task output with respect to the tokens at a tap.
 
-    For image b this is :math:`J \in \mathbb{R}^{M \times (P + N) C}`, never formed. Products
-    come in blocks of probes: one call serves all probes and all images, since no image acts
-    on another.
+    For image b this is :math:`J \in \mathbb{R}^{M \times (P + N) C}`, never formed.
+    Products come in blocks of probes: one call serves all probes and all images, since no
+    image acts on another.
+
+    The tail is linearised once, when the object is made, and every product replays the
+    linear maps of its steps (:mod:`foveate.diagnosis.linearize`). A tail that cannot be
+    recorded is differentiated by ``torch.func`` in every product, to the same result;
+    ``route`` says so. Cost: making the object takes about two forward passes of the tail, a
+    JVP and a VJP of one probe together little more than two. Memory: what the maps hold, as
+    much as a backward pass of the B images keeps, and a few tensors of the largest size in
+    a pass.
 
     Args:
         tail: What follows the tap, ``(B, P + N, C) -> (B, M)``; deterministic, and treating
             images independently.
         tokens: Tokens at the tap, ``(B, P + N, C)``.
-        chunk_size: Probes per pass through the tail; all at once if None.
+        chunk_size: Probes per pass through the tail. If None, as many as keep the largest
+            tensor of a pass within 8 MiB on a CPU, 256 MiB elsewhere, and one at least.
+
+    Attributes:
+        route: ``recorded``, or ``torch.func`` and why the tail could not be recorded.
 
     Raises:
         ValueError: If the tail does not return ``(B, M)``.
@@ -94,16 +118,25 @@ class TokenJacobian:
     def __init__(self, tail: Tail, tokens: Tensor, chunk_size: int | None = None) -> None:
         self.tail = tail
         self.tokens = tokens.detach()
-        self.chunk_size = chunk_size
         self.products = Products()
-        # Fused attention has no forward derivative and no batching rule for its backward.
+        self.route = "recorded"
+        # What torch.func differentiates itself must not meet fused attention: that has no
+        # forward derivative, and no batching rule for its backward.
         with sdpa_kernel(SDPBackend.MATH):
-            self.output, self._pull_back, *_ = vjp(tail, self.tokens)
+            try:
+                self._map: Linearization | Functional = linearize(tail, self.tokens)
+            except RecordingError as error:
+                self.route = f"torch.func: {error}"
+                self._map = Functional(tail, self.tokens)
+        self.output = self._map.output
         if self.output.ndim != 2 or len(self.output) != len(tokens):
             raise ValueError(
                 f"tail must map (B, N, C) to (B, M) with B={len(tokens)}; "
                 f"got an output of shape {tuple(self.output.shape)}."
             )
+        largest = self._map.largest * self.tokens.element_size()
+        bytes_ = _PASS_BYTES.get(tokens.device.type, _PASS_BYTES_ELSEWHERE)
+        self.chunk_size = chunk_size or max(1, bytes_ // largest)
 
     @property
     def num_outputs(self) -> int:
@@ -113,20 +146,16 @@ class TokenJacobian:
     def jvp(self, directions: Tensor) -> Tensor:
         """Push token directions forward: ``J v``, ``(R, B, P + N, C) -> (R, B, M)``."""
         self.products.jvp += len(directions)
-
-        def push(v: Tensor) -> Tensor:
-            return jvp(self.tail, (self.tokens,), (v,))[1]
-
-        with sdpa_kernel(SDPBackend.MATH):
-            return vmap(push, chunk_size=self.chunk_size)(directions)
+        return self._in_chunks(self._map.push, directions)
 
     def vjp(self, cotangents: Tensor) -> Tensor:
         """Pull output directions back: ``J^T u``, ``(R, B, M) -> (R, B, P + N, C)``."""
         self.products.vjp += len(cotangents)
-        with sdpa_kernel(SDPBackend.MATH):
-            return vmap(lambda u: self._pull_back(u)[0], chunk_size=self.chunk_size)(
-                cotangents
-            )
+        return self._in_chunks(self._map.pull, cotangents)
+
+    def _in_chunks(self, product: Callable[[Tensor], Tensor], probes: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            return torch.cat([product(chunk) for chunk in probes.split(self.chunk_size)])
 
 
 def check_adjoint(jacobian: TokenJacobian, generator: Generator) -> float:
