@@ -146,3 +146,10 @@ def test_half_precision_stays_half_precision(memory):
     assert full.x.dtype == torch.bfloat16
     if memory.alpha:
         assert_close(full.x.float(), start.x.float(), rtol=0.02, atol=0.02)
+
+
+def test_wide_weights_do_not_widen_the_tokens():
+    tokens = handmade.tokens(dtype=torch.bfloat16)
+    itself = torch.arange(15).expand(2, -1)[..., None]
+    soft = tokens.with_(stand_in=itself, weight=torch.ones(2, 15, 1))
+    assert torch.equal(recover(soft).x, tokens.x)
