@@ -92,6 +92,8 @@ def diagnose(  # noqa: PLR0913 - the options of the command, by name
     """
     if exact not in _ROUTES:
         raise ValueError(f"exact must be one of {', '.join(_ROUTES)}; got '{exact}'.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     if images.ndim != 4 or len(images) == 0:
         raise ValueError(
             f"images must be (N, 3, H, W) with N >= 1; got {tuple(images.shape)}."

@@ -101,6 +101,9 @@ def _fill(shape: Tensor, total: float, ceiling: float) -> Tensor:
     def scaled(factor: float) -> Tensor:
         return (factor * shape).clamp_max(ceiling)
 
+    factor = total / float(shape.sum())
+    if factor * float(shape[0]) <= ceiling:
+        return factor * shape
     most = ceiling / float(shape[-1])  # all of the shape at the ceiling
     return scaled(_bisect(lambda factor: float(scaled(factor).sum()), total, most))
 
