@@ -85,8 +85,8 @@ _ADVICE = {
     Regime.BEYOND_BUDGET: (
         "More directions carry the task than a metric or scores of this rank can hold, so "
         "trust neither here. Run `foveate compare {task} --methods "
-        "agglomerate,tome,pullback` to see what merging costs, and `foveate diagnose` at an "
-        "earlier depth."
+        "agglomerate,tome,pullback` to see what merging costs, and `foveate diagnose` at "
+        "an earlier depth."
     ),
 }
 
