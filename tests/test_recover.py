@@ -152,4 +152,6 @@ def test_wide_weights_do_not_widen_the_tokens():
     tokens = handmade.tokens(dtype=torch.bfloat16)
     itself = torch.arange(15).expand(2, -1)[..., None]
     soft = tokens.with_(stand_in=itself, weight=torch.ones(2, 15, 1))
-    assert torch.equal(recover(soft).x, tokens.x)
+    full = recover(soft)
+    assert full.x.dtype == torch.bfloat16
+    assert torch.equal(full.x, tokens.x)
