@@ -13,6 +13,7 @@ from foveate.forward import Block, run
 from foveate.models import Model, open_model
 from foveate.reduction.presets import plan_for
 from foveate.reduction.reduced_vit import reduce
+from foveate.scoring import cropr
 from foveate.scoring.cropr import Cropr, load_queries, save_queries, train_queries
 from tests import reference_scoring as reference
 from tests import tiny
@@ -102,6 +103,21 @@ def test_training_finds_the_patch_that_is_read():
     tokens, block = entering(model, others, 2)
     rank = Cropr(queries)(tokens, block).argsort(1, descending=True).argsort(1)
     assert rank[:, 17].float().mean() < 3  # 17 by chance
+
+
+def test_training_looks_at_patches_alone(dense_model, images, monkeypatch):
+    looked = []
+
+    class Spy(cropr.AuxiliaryHead):
+        def forward(self, key, value):
+            looked.append((key, value))
+            return super().forward(key, value)
+
+    monkeypatch.setattr(cropr, "AuxiliaryHead", Spy)
+    train_queries(dense_model, images[:1], "cls", 1, steps=1)
+    tokens, block = entering(dense_model, images[:1], 1)
+    heads = block.project(tokens)
+    assert_close(looked[0], (heads.key[:, :, 1:], heads.value[:, :, 1:]))
 
 
 @pytest.mark.parametrize("task", ["cls", "saliency"])

@@ -11,13 +11,20 @@ from foveate.backbones import open_backbone
 from foveate.data.folder import ImageTransform
 from foveate.forward import Block, run
 from foveate.models import Model
+from foveate.reduction import learned_rates
 from foveate.reduction.learned_rates import (
     Budget,
     fit_counts,
     learn_rates,
     macs_share,
 )
-from foveate.reduction.masked import Rate, Rates, masked_output
+from foveate.reduction.masked import (
+    MaskedStep,
+    Rate,
+    Rates,
+    masked_output,
+    read_masked,
+)
 from foveate.reduction.plan import Plan
 from foveate.reduction.presets import plan_for
 from foveate.reduction.rates import DiffRate, prune_count
@@ -196,6 +203,34 @@ def test_gradient_of_a_mask_is_a_difference(deep_model, double_images, task, whi
     assert gradient != 0 if which == 0 else True
 
 
+def test_what_is_masked_twice_stays_as_small_as_once(deep_model, double_images):
+    backbone = deep_model.backbone
+    steps = {
+        d: [MaskedStep(hard_rate(m), hard_rate(m))] for d, m in ((1, 30), (2, 20), (3, 9))
+    }
+    tokens, _ = run(backbone, backbone.embed(double_images), 0, 4, steps)
+    size = tokens.sizes()
+    assert ((size > 0.5).sum(1) == 9).all()
+    assert_close(size[size < 0.5], torch.full((52,), 1e-6, dtype=torch.float64))
+
+
+def test_a_masked_patch_is_also_worth_its_own_feature(double_model, double_images):
+    tokens = double_model.backbone.embed(double_images)
+    size = torch.ones(2, 35, dtype=torch.float64)
+    size[:, 4] = 1e-6
+    size.requires_grad_()
+    stand_in = torch.arange(35).expand(2, -1)[..., None].clone()
+    stand_in[:, 4] = 9
+    masked = tokens.with_(size=size, stand_in=stand_in)
+    full = read_masked(masked)
+    own, copy = tokens.patches[:, 4], tokens.patches[:, 9]
+    assert_close(full.patches[:, 4], copy)
+    weight = torch.randn_like(full.patches)
+    (gradient,) = torch.autograd.grad((full.patches * weight).sum(), size)
+    assert_close(gradient[:, 4], ((own - copy) * weight[:, 4]).sum(-1))
+    assert gradient.count_nonzero() == 2
+
+
 def test_rates_are_whole_forwards_and_probable_backwards():
     rates = Rates(35, {1: 20, 2: 13})
     prune, merge = rates()[1]
@@ -282,6 +317,20 @@ def test_learning_spends_nothing_where_nothing_is_read(deep_model, double_images
     start = budget_of(deep_model, 1.3).equal_steps([1, 2, 3, 4])
     plan = learn_rates(deep_model, double_images, "cls", 1.3, steps=60)
     assert plan.counts[4] < start[4]  # after the last attention no patch is read
+
+
+def test_learning_stays_near_the_budget(deep_model, double_images, monkeypatch):
+    wanted = []
+
+    def spy(counts, budget):
+        wanted.append(counts)
+        return fit_counts(counts, budget)
+
+    monkeypatch.setattr(learned_rates, "fit_counts", spy)
+    learn_rates(deep_model, double_images, "cls", 1.3, steps=60)
+    budget = budget_of(deep_model, 1.3)
+    macs = budget.macs({d: round(k) for d, k in wanted[0].items()})
+    assert macs == pytest.approx(budget.macs({}) / 1.3, rel=0.02)
 
 
 def test_learning_leaves_gradients_of_the_model_alone(deep_model, double_images):
