@@ -15,7 +15,7 @@ from foveate.reduction.agglomerate import (
     round_counts,
 )
 from foveate.reduction.costs import Clusters, PullbackCost, cancel, cosine_cost
-from foveate.reduction.regroup import Grouping, regroup
+from foveate.reduction.regroup import regroup
 from tests import handmade
 from tests import reference_reduction as ref
 
@@ -48,9 +48,6 @@ def total_cost(clusters, b, group):
         effect = sum(sketch[i] @ (mean - feature[i]) for i in members)
         total += float((effect**2).mean())
     return total
-
-
-# --- what a merge costs -------------------------------------------------------------------
 
 
 def test_first_order_cost_equals_the_reference():
@@ -142,9 +139,6 @@ def test_cancelling_solves_for_the_first_order_effect():
             gram = gram + ridge * np.trace(gram) / 2 * np.eye(2)
             truth = -summed.T @ np.linalg.solve(gram, effect)
             assert_close(shift[b, g], torch.from_numpy(truth))
-
-
-# --- rounds -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,9 +246,6 @@ def test_the_first_patch_of_a_group_leads_it():
     assert grouping.group.tolist() == [[0, 1, 0, 2, 1, 3], [0, 0, 0, 1, 2, 3]]
 
 
-# --- the action ---------------------------------------------------------------------------
-
-
 def probes(tokens, block):
     """A sketch made of the keys, ``(B, K, 2, C)``."""
     key = block.heads.key[:, :2, handmade.PREFIX :]
@@ -284,7 +275,6 @@ def test_the_action_shifts_groups_where_it_is_asked_to():
     block = handmade.block(tokens)
     plain = Agglomerate(15, 6, 4, probes)(tokens, block, 6)
     shifted = Agglomerate(15, 6, 4, probes, ridge=0.5)(tokens, block, 6)
-    assert isinstance(plain, Grouping)
     assert plain.shift is None
     assert torch.equal(shifted.group, plain.group)
     clusters = Clusters(tokens.patches, tokens.sizes(), probes(tokens, block))
