@@ -30,7 +30,6 @@ DEFAULT_RANK = 20
 _ROUTES = ("auto", "always", "never")
 _ROWS_AT_ONCE = 768 << 20  # bytes of the rows of a batch
 _LARGEST = 8 << 30  # bytes of the rows of one image
-_LANES = 32  # probes times images in one pass through the tail
 
 
 def diagnose(  # noqa: PLR0913 - the options of the command, by name
@@ -190,8 +189,7 @@ def _open(
             "dtype must be float32 or float64, as half precision loses most of a Jacobian; "
             f"got {str(tokens.dtype).removeprefix('torch.')}."
         )
-    lanes = max(1, _LANES // len(images))
-    jacobian = TokenJacobian(tap.tail, tokens, chunk_size=lanes)
+    jacobian = TokenJacobian(tap.tail, tokens)
     if not (tokens.isfinite().all() and jacobian.output.isfinite().all()):
         raise ValueError(_not_finite(model, images))
     return tap.tokens, jacobian
