@@ -87,6 +87,8 @@ def product(call: Call, value: Tensor) -> LinearMap:
     if len(call.inputs) == 1 or call.places != (0, 1):  # a square
         return smooth(call, value)
     x, y = call.inputs
+    if call.function not in _MATRIX_PRODUCTS and alike(value, x, y):
+        return LinearMap(lambda s, t: s * y + x * t, lambda g: (g * y, g * x))
     push = vmap(lambda s, t: call(s, y) + call(x, t))
     return LinearMap(push, linear(call, value).pull)
 
@@ -105,8 +107,9 @@ def reshape(call: Call, value: Tensor) -> LinearMap:
     (x,) = call.inputs
     if value.dtype != x.dtype:  # a view of the same bytes
         return smooth(call, value)
+    before, after = x.shape, value.shape
     return LinearMap(
-        lambda t: t.reshape(len(t), *value.shape), lambda g: (g.reshape(len(g), *x.shape),)
+        lambda t: t.reshape(len(t), *after), lambda g: (g.reshape(len(g), *before),)
     )
 
 
@@ -162,7 +165,15 @@ _TABLE: tuple[tuple[Rule, tuple[int, ...] | None, list[Function]], ...] = (
         (0,),
         [Tensor.__getitem__, *_named("chunk split unbind select narrow flip roll")],
     ),
-    (linear, (0,), _named("sum mean expand repeat to float double index_select unfold")),
-    (linear, (0,), _named("interpolate avg_pool2d adaptive_avg_pool2d")),
+    (
+        linear,
+        (0,),
+        _named("sum mean expand expand_as repeat repeat_interleave to float double"),
+    ),
+    (
+        linear,
+        (0,),
+        _named("index_select interpolate avg_pool2d adaptive_avg_pool2d unfold"),
+    ),
 )
 _RULES = {f: (rule, places) for rule, places, functions in _TABLE for f in functions}

@@ -80,10 +80,9 @@ class Products:
     vjp: int = 0
 
 
-# The largest tensor of a pass. On a CPU several of this size fit the last-level cache, and
-# the allocator hands them out again without asking the system for fresh pages.
-_PASS_BYTES = {"cpu": 8 << 20}
-_PASS_BYTES_ELSEWHERE = 256 << 20
+# Bytes of the largest tensor in a pass. On a CPU several tensors of this size fit the last
+# cache, and the allocator hands them out again without asking the system for fresh pages.
+_CPU_PASS, _OTHER_PASS = 8 << 20, 256 << 20
 
 
 class TokenJacobian:
@@ -112,10 +111,12 @@ class TokenJacobian:
         route: ``recorded``, or ``torch.func`` and why the tail could not be recorded.
 
     Raises:
-        ValueError: If the tail does not return ``(B, M)``.
+        ValueError: If the tail does not return ``(B, M)``, or ``chunk_size`` is below 1.
     """
 
     def __init__(self, tail: Tail, tokens: Tensor, chunk_size: int | None = None) -> None:
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
         self.tail = tail
         self.tokens = tokens.detach()
         self.products = Products()
@@ -135,8 +136,8 @@ class TokenJacobian:
                 f"got an output of shape {tuple(self.output.shape)}."
             )
         largest = self._map.largest * self.tokens.element_size()
-        bytes_ = _PASS_BYTES.get(tokens.device.type, _PASS_BYTES_ELSEWHERE)
-        self.chunk_size = chunk_size or max(1, bytes_ // largest)
+        limit = _CPU_PASS if tokens.device.type == "cpu" else _OTHER_PASS
+        self.chunk_size = chunk_size or max(1, limit // largest)
 
     @property
     def num_outputs(self) -> int:
@@ -144,18 +145,54 @@ class TokenJacobian:
         return self.output.shape[1]
 
     def jvp(self, directions: Tensor) -> Tensor:
-        """Push token directions forward: ``J v``, ``(R, B, P + N, C) -> (R, B, M)``."""
+        """Push token directions forward.
+
+        Args:
+            directions: ``(R, B, P + N, C)`` with R >= 1.
+
+        Returns:
+            ``J v`` of every probe and image, ``(R, B, M)``.
+
+        Raises:
+            ValueError: If the shape is another.
+        """
+        _check_probes("directions", directions, self.tokens)
         self.products.jvp += len(directions)
-        return self._in_chunks(self._map.push, directions)
+        return self._in_chunks(self._map.push, directions, self.output)
 
     def vjp(self, cotangents: Tensor) -> Tensor:
-        """Pull output directions back: ``J^T u``, ``(R, B, M) -> (R, B, P + N, C)``."""
-        self.products.vjp += len(cotangents)
-        return self._in_chunks(self._map.pull, cotangents)
+        """Pull output directions back.
 
-    def _in_chunks(self, product: Callable[[Tensor], Tensor], probes: Tensor) -> Tensor:
+        Args:
+            cotangents: ``(R, B, M)`` with R >= 1.
+
+        Returns:
+            ``J^T u`` of every probe and image, ``(R, B, P + N, C)``.
+
+        Raises:
+            ValueError: If the shape is another.
+        """
+        _check_probes("cotangents", cotangents, self.output)
+        self.products.vjp += len(cotangents)
+        return self._in_chunks(self._map.pull, cotangents, self.tokens)
+
+    def _in_chunks(
+        self, product: Callable[[Tensor], Tensor], probes: Tensor, like: Tensor
+    ) -> Tensor:
+        results = like.new_empty(len(probes), *like.shape)
         with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-            return torch.cat([product(chunk) for chunk in probes.split(self.chunk_size)])
+            for start in range(0, len(probes), self.chunk_size):
+                part = slice(start, start + self.chunk_size)
+                results[part] = product(probes[part])
+        return results
+
+
+def _check_probes(name: str, probes: Tensor, one: Tensor) -> None:
+    if probes.shape[1:] != one.shape or len(probes) == 0:
+        raise ValueError(
+            f"{name} must be (R, {', '.join(map(str, one.shape))}) with R >= 1; "
+            f"got {tuple(probes.shape)}."
+        )
 
 
 def check_adjoint(jacobian: TokenJacobian, generator: Generator) -> float:

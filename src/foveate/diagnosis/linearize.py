@@ -130,7 +130,7 @@ def linearize(function: Callable[[Tensor], Tensor], x: Tensor) -> Linearization:
     recorder = _Recorder(x)
     with torch.enable_grad(), _Guard(recorder), recorder:
         output = function(x)
-    recorder.check_versions()
+    recorder.check()
     shapes = [value.shape for value in recorder.values]
     result = recorder.numbers.get(id(output))
     return Linearization(output.detach(), recorder.steps, shapes, result)
@@ -146,17 +146,21 @@ class _Recorder(TorchFunctionMode):
         self.versions: list[int] = []
         self.numbers: dict[int, int] = {}  # id of a tensor -> number of its value
         self.inside = False
+        self.unseen = ""
         self._number(x)
 
     def _number(self, value: Tensor) -> int:
         self.numbers[id(value)] = len(self.values)
         self.values.append(value)
-        self.versions.append(value._version)
+        self.versions.append(_version(value))
         return self.numbers[id(value)]
 
-    def check_versions(self) -> None:
-        """Refuse if a recorded value has been changed since, perhaps through a view."""
-        if [value._version for value in self.values] != self.versions:
+    def check(self) -> None:
+        """Refuse if anything went past the recorder."""
+        if self.unseen:
+            raise RecordingError(f"{self.unseen} is called where it cannot be seen")
+        # A value may have been changed through a view that was not recorded.
+        if [_version(value) for value in self.values] != self.versions:
             raise RecordingError("a tensor is changed in place")
 
     def __torch_function__(
@@ -167,6 +171,8 @@ class _Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
+        if self.unseen:  # lost already; and the guard's own call comes by here
+            return func(*args, **kwargs)
         found = {id(t): t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
         inputs = tuple(t for i, t in found.items() if i in self.numbers)
         self.inside = True
@@ -205,7 +211,10 @@ class _Recorder(TorchFunctionMode):
 
 
 class _Guard(TorchDispatchMode):
-    """Sees the operations below; refuses one that the recorder was not told of."""
+    """Sees the operations below; notes one that the recorder was not told of.
+
+    It must not raise: a script interpreter would turn that into an error of its own.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -219,11 +228,11 @@ class _Guard(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
-        numbers = self.recorder.numbers
+        known = self.recorder.numbers
         if not self.recorder.inside and any(
-            id(t) in numbers for t in tree_iter((args, kwargs))
+            id(t) in known for t in tree_iter((args, kwargs))
         ):
-            raise RecordingError(f"{func} is called where it cannot be seen")
+            self.recorder.unseen = str(func)
         return func(*args, **kwargs)
 
 
