@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from foveate.cli.run import app
 from foveate.diagnosis.regime import (
     BUDGET_RANK,
     LOCALISED_CV,
@@ -12,8 +13,9 @@ from foveate.diagnosis.regime import (
     advise,
     decide,
 )
+from foveate.reduction.presets import PRESETS
 
-COMMANDS = {"demo", "diagnose", "distill", "compare", "benchmark", "plan", "probe", "train"}
+COMMANDS = app.registered_commands
 
 PLACED = [
     # VGGT camera head: nine outputs, so rank 20 catches all
@@ -52,14 +54,18 @@ def test_thresholds_belong_to_the_side_that_they_name():
 
 
 @pytest.mark.parametrize("regime", Regime)
-def test_advice_names_commands_that_exist_with_task_and_depth(regime):
+def test_advice_names_commands_and_methods_that_exist(regime):
     text = advise(regime, "saliency", 7)
     commands = re.findall(r"`foveate (\w+)([^`]*)`", text)
-    assert commands
-    assert {name for name, _ in commands} <= COMMANDS
-    assert "--task saliency" in text
-    assert all("--depth 7" in rest for name, rest in commands if name == "distill")
+    assert {name for name, _ in commands} <= {c.callback.__name__ for c in COMMANDS}
+    methods = re.findall(r"--methods ([\w,-]+)", text)
+    assert {name for names in methods for name in names.split(",")} <= PRESETS.keys()
+    assert "--task saliency --depths 7" in text
     assert 1 <= text.count(". ") <= 2
+
+
+def test_advice_places_a_step_early_enough():
+    assert "--depths 8" in advise(Regime.BEYOND_BUDGET, "saliency", 12)
 
 
 def test_the_four_pieces_of_advice_differ():

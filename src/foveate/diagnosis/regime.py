@@ -66,27 +66,29 @@ def decide(kappa_cap: float, cv: float, rank_entropy: float) -> Regime:
     return Regime.BEYOND_BUDGET
 
 
+LATEST_STEP = 8
+"""Latest block at which the advice places a step: later ones save little."""
+
 _ADVICE = {
     Regime.LOW_RANK_LOCALISED: (
-        "Few directions and few patches carry the task, so a metric network and scores per "
-        "patch both work. Run `foveate distill importance {where}` for the smaller of the "
-        "two, or `foveate plan {task}` to let your images choose."
+        "Few directions and few patches carry the task, so scores per patch and "
+        "merging by directions both work. Run `{compare} --methods "
+        "sensitivity,foveate-oracle,tome` to see which costs less on your images."
     ),
     Regime.LOW_RANK_DELOCALISED: (
         "Few directions carry the task, but they are spread over all patches: do not score "
-        "patches. Run `foveate distill metric {where}`, and merge by what it predicts "
-        "(`foveate compare {task} --methods spn,agglomerate`)."
+        "patches. Merge by those directions instead: run `{compare} --methods "
+        "foveate-oracle,agglomerate`."
     ),
     Regime.HIGH_RANK_LOCALISED: (
-        "Many directions carry the task, but few patches hold them: a small importance "
-        "head is enough. Run `foveate distill importance {where}`, then `foveate plan "
-        "{task}`."
+        "Many directions carry the task, but few patches hold them, so scores per patch "
+        "mean something, and merging pairs loses less still. Run `{compare} --methods "
+        "foveate-oracle,sensitivity,tome`."
     ),
     Regime.BEYOND_BUDGET: (
-        "More directions carry the task than a metric or scores of this rank can hold, so "
-        "trust neither here. Run `foveate compare {task} --methods "
-        "agglomerate,tome,pullback` to see what merging costs, and `foveate diagnose` at "
-        "an earlier depth."
+        "More directions carry the task than scores or a metric of this rank can hold, so "
+        "trust neither here. Run `{compare} --methods agglomerate,tome,foveate-oracle` to "
+        "see what merging costs, and `foveate diagnose --task {task}` at an earlier depth."
     ),
 }
 
@@ -97,10 +99,10 @@ def advise(regime: Regime, task: str, depth: int) -> str:
     Args:
         regime: The regime.
         task: Name of the task, for the command.
-        depth: Depth of the tap, for the command.
+        depth: Depth of the tap; the command reduces there, or at ``LATEST_STEP``.
 
     Returns:
-        Two sentences.
+        Two or three sentences.
     """
-    named = f"--task {task}"
-    return _ADVICE[regime].format(task=named, where=f"{named} --depth {depth}")
+    compare = f"foveate compare --task {task} --depths {min(depth, LATEST_STEP)}"
+    return _ADVICE[regime].format(task=task, compare=compare)
