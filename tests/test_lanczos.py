@@ -50,7 +50,7 @@ def nodes():
     """Ten energies whose tail stands for 90 directions."""
     energies = torch.tensor([9, 7, 5, 4, 3, 2.5, 2, 1, 0.5, 0.1], dtype=torch.float64)
     weights = torch.tensor([1, 1, 1, 1, 2, 4, 8, 16, 32, 34], dtype=torch.float64)
-    return energies, weights
+    return energies, 0.7 * weights  # as a finite sample may have it
 
 
 @pytest.mark.parametrize("total", [25.1, 40.0, 90.0, 300.0])
@@ -62,6 +62,12 @@ def test_a_completed_spectrum_keeps_number_energy_and_leading_part(nodes, total)
     assert torch.equal(spectrum[:4], energies[:4])
     assert (spectrum.diff() <= 0).all()
     assert (spectrum > 0).all()
+
+
+def test_weights_count_relative_to_each_other(nodes):
+    energies, weights = nodes
+    spectra = [complete_spectrum(energies, f * weights, 4, 40.0, 100) for f in (1, 3)]
+    assert_close(spectra[0], spectra[1])
 
 
 def test_a_rule_that_knows_every_direction_gives_the_spectrum_back():

@@ -154,7 +154,9 @@ def test_both_questions_find_their_leading_directions(sketch):
 def test_a_basis_that_holds_all_outputs_is_exact():
     matrices = torch.stack([slow_matrix(0), slow_matrix(1)])
     jacobian = linear_jacobian(matrices, TOKENS)
-    found = randomised_sketch(jacobian, P, RANK, split_budget(RANK, 100, 2, M), seeds(2))
+    budget = split_budget(RANK, 100, 2, M)
+    found = randomised_sketch(jacobian, P, RANK, budget, seeds(2))
+    assert jacobian.products.jvp == budget.search - START  # none for what is missed
     exact = exact_sketch(jacobian, P)
     for a, b in zip(examine(found, RANK), examine(exact, RANK), strict=True):
         for name in ("all", "patches"):
@@ -217,8 +219,9 @@ def test_missed_energy_is_unbiased_and_knows_its_error(part):
     assert 0.85 < float(gap.std()) / stated < 1.15
 
 
-def test_missed_energy_without_signs_is_unbiased_too():
-    count, n, k = 400, 30, 6
+@pytest.mark.parametrize("k", [3, 20])
+def test_missed_energy_without_signs_is_unbiased_too(k):
+    count, n = 400, 30
     half = torch.randn(n, n, generator=seeded(3), dtype=torch.float64)
     matrix = half @ half.T
     frames = torch.linalg.qr(
@@ -231,6 +234,21 @@ def test_missed_energy_without_signs_is_unbiased_too():
     assert abs(float(gap.mean())) < 4 * float(gap.std()) / count**0.5
     stated = float(missed.standard_error.square().mean().sqrt())
     assert 0.85 < float(gap.std()) / stated < 1.15
+
+
+def test_two_images_never_share_their_draws():
+    _, found = repeated(2)
+    missed = found.parts["all"].missed.energy
+    assert float(missed[0]) != pytest.approx(float(missed[1]), rel=1e-6)
+
+
+def test_fewer_columns_than_outputs_are_all_there_is():
+    matrix = matrix_with(torch.arange(1, 41) ** -0.5, M).T  # 60 x 40
+    jacobian = linear_jacobian(matrix[None], 10)
+    found = randomised_sketch(jacobian, 1, RANK, split_budget(RANK, 14, 1, M), seeds(1))
+    seen = examine(found, RANK)[0]
+    assert len(seen["all"].spectrum.energies) == 40
+    assert len(seen["patches"].spectrum.energies) == 36
 
 
 # --- basis --------------------------------------------------------------------------------
@@ -247,6 +265,14 @@ def test_candidates_in_the_span_are_replaced_and_others_kept():
     outside = new - new @ basis.mT @ basis
     caught = (outside @ found.mT).norm() / outside.norm()
     assert float(caught) == pytest.approx(1)
+
+
+def test_rounding_does_not_choose_directions():
+    basis = torch.linalg.qr(torch.randn(1, 12, 4, generator=seeded(0)).double()).Q.mT
+    spare = torch.randn(1, 3, 12, generator=seeded(2)).double()
+    noise = [1e-10 * torch.randn(1, 3, 12, generator=seeded(s)).double() for s in (3, 4)]
+    found = [orthonormalise(basis[:, :3] + n, basis, spare) for n in noise]
+    assert_close(found[0], found[1])
 
 
 def test_a_basis_in_float32_stays_orthonormal():

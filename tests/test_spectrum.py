@@ -64,6 +64,7 @@ def test_rank_90_is_the_fewest_directions_with_90_percent():
     assert rank_90(energies(6, 3, 0.5, 0.5)) == 2
     assert rank_90(energies(6, 2.99, 0.51, 0.5)) == 3
     assert rank_90(energies(*[1.0] * 10)) == 9
+    assert rank_90(energies(*[0.1] * 10)) == 9  # which add up to 0.8999999999999999
     assert rank_90(energies(1)) == 1
 
 
@@ -120,10 +121,11 @@ def test_a_jacobian_that_ignores_the_patches_is_refused():
 
 # --- the randomised route -----------------------------------------------------------------
 
+# Law of the singular values, and share of the leading energy that the search may lose.
 SPECTRA = {
-    "i^-1/2": (lambda i: i**-0.5, 0.01),
-    "1/i": (lambda i: 1 / i, 0.001),
-    "i^-2": (lambda i: i**-2.0, 1e-6),
+    "i^-1/2": (lambda i: i**-0.5, 2e-4),
+    "1/i": (lambda i: 1 / i, 1e-7),
+    "i^-2": (lambda i: i**-2.0, 1e-12),
 }
 M, TOKENS, CHANNELS, RANK = 150, 20, 10, 8
 
@@ -137,9 +139,9 @@ def sketch(values, seeds, budget=(RANK, 50, 2), dtype=torch.float64):
     return randomised_sketch(jacobian, 0, budget[0], split, generators)
 
 
-def estimate(values, seeds=range(4), dtype=torch.float64):
+def estimate(values, seeds=range(4), budget=(RANK, 50, 2), dtype=torch.float64):
     """Spectra of one matrix from several seeds."""
-    found = examine(sketch(values, seeds, dtype=dtype), RANK)
+    found = examine(sketch(values, seeds, budget, dtype), RANK)
     return [image["all"].spectrum for image in found]
 
 
@@ -149,7 +151,7 @@ def test_known_spectra_are_found_within_the_stated_errors(name):
     values = law(torch.arange(1, M + 1, dtype=torch.float64))
     exact = take_statistics(values**2, RANK)
     energy = float(values.square().sum())
-    for spectrum in estimate(values):
+    for spectrum in estimate(values, budget=(RANK, 30, 1)):  # 25 directions, 12 outside
         leading = spectrum.energies[:RANK]
         assert (leading <= values[:RANK] ** 2 * (1 + 1e-9)).all()  # Ritz values
         assert float(leading.sum()) >= (1 - loss) * float(values[:RANK].square().sum())
