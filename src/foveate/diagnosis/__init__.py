@@ -1,1 +1,1 @@
-"""What a task needs from the tokens."""
+"""What a task depends on: its Jacobian with respect to the tokens, through products."""
