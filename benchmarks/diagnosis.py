@@ -4,14 +4,18 @@
 
 Every method pushes the same directions and pulls the same cotangents of one tail; their
 results are compared first. They then run in turn in one process, each with the chunk size
-that was fastest for it in a trial. A ratio is one of neighbouring runs; its unit is a
-forward pass of the tail with as many rows (probes times images), fused attention, no_grad.
+that was fastest for it in a trial, but ours with its default. A ratio is one of
+neighbouring runs; ``forward`` is the tail on as many rows (probes times images), fused
+attention, no_grad. Memory is what making a method and one run of it add to the resident
+set.
 """
 
 import argparse
+import ctypes
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -42,7 +46,7 @@ class Features(nn.Module):
         return self.tail(self.x)
 
 
-def forward(tap: Tap, directions: Tensor) -> Run:
+def forward(tap: Tap, directions: Tensor, cotangents: Tensor) -> Run:
     """The yardstick: rows are images, repeated for each probe."""
     rows = tap.tokens.x.repeat(len(directions), 1, 1)
 
@@ -115,6 +119,24 @@ def loop(tap: Tap, directions: Tensor, cotangents: Tensor) -> Run:
     return run
 
 
+def loop_images(tap: Tap, directions: Tensor, cotangents: Tensor) -> Run:
+    """The same with one image in each call; for a tail that takes any number of images."""
+    images = tap.tokens.x.split(1)
+
+    def run(chunk: int) -> tuple[Tensor, ...]:
+        parts = [
+            loop(Tap(tap.tokens.with_(x=x), tap.tail), directions[:, b], cotangents[:, b])(
+                1
+            )
+            for b, x in zip(
+                [slice(b, b + 1) for b in range(len(images))], images, strict=True
+            )
+        ]
+        return tuple(torch.cat(part, 1) for part in zip(*parts, strict=True))
+
+    return run
+
+
 def seconds(run: Run, chunk: int) -> float:
     """Wall-clock time of one run."""
     start = perf_counter()
@@ -122,8 +144,8 @@ def seconds(run: Run, chunk: int) -> float:
     return perf_counter() - start
 
 
-def peak_bytes(run: Run, chunk: int) -> int | None:
-    """What one run adds to the resident memory at its peak; Linux only."""
+def peak_bytes(build: Callable[[], Run], chunk: int) -> int | None:
+    """What a method adds to the resident memory at its peak; on Linux with glibc only."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not status.exists():
         return None
@@ -131,9 +153,10 @@ def peak_bytes(run: Run, chunk: int) -> int | None:
     def kib(name: str) -> int:
         return int(status.read_text().partition(f"{name}:")[2].split()[0])
 
+    ctypes.CDLL(None).malloc_trim(0)  # or freed memory would be counted as resident
     clear.write_text("5")  # resets the peak
     before = kib("VmRSS")
-    run(chunk)
+    build()(chunk)
     return (kib("VmHWM") - before) * 1024
 
 
@@ -146,23 +169,23 @@ def measure(tap: Tap, num_probes: int, rounds: int) -> dict:
         num_outputs = tap.tail(x).shape[1]
     cotangents = torch.randn(num_probes, len(x), num_outputs, generator=generator)
     probes = [p for p in (1, 2, 4, 8, 16, 32) if p < num_probes] + [num_probes]
-    both = (tap, directions, cotangents)
-    runs: dict[str, tuple[Run, list[int]]] = {
-        "forward": (forward(tap, directions), [4, 8, *(p * len(x) for p in probes[1:])]),
-        "foveate": (ours(*both), [0]),
-        "vmap": (mapped(*both), probes),
-        "curvlinops": (curvlinops(*both), probes),
-        "loop": (loop(*both), [1]),
+    rows = sorted({1, 2, 4, 8, *(p * len(x) for p in probes)})
+    methods: dict[str, tuple[Callable[..., Run], list[int]]] = {
+        "forward": (forward, rows),
+        "foveate": (ours, [0]),
+        "vmap": (mapped, probes),
+        "curvlinops": (curvlinops, probes),
+        "loop": (loop, [1]),
+        "loop, images": (loop_images, [1]),
     }
-    agreement = agree({name: run for name, (run, _) in runs.items() if name != "forward"})
-    chunks = {
-        name: min(options, key=lambda c: min(seconds(run, c) for _ in range(2)))
-        for name, (run, options) in runs.items()
-    }
-    memory = {name: peak_bytes(run, chunks[name]) for name, (run, _) in runs.items()}
+    builds = {n: partial(m, tap, directions, cotangents) for n, (m, _) in methods.items()}
+    runs = {name: build() for name, build in builds.items()}
+    agreement = agree({name: run for name, run in runs.items() if name != "forward"})
+    chunks = {n: fastest(runs[n], options) for n, (_, options) in methods.items()}
+    memory = {name: peak_bytes(build, chunks[name]) for name, build in builds.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
-        for name, (run, _) in runs.items():
+        for name, run in runs.items():
             times[name].append(seconds(run, chunks[name]))
     return {
         "num_images": len(x),
@@ -175,6 +198,14 @@ def measure(tap: Tap, num_probes: int, rounds: int) -> dict:
         "forwards_per_pair": {n: spread(times[n], times["forward"]) for n in runs},
         "times_slower_than_foveate": {n: spread(times[n], times["foveate"]) for n in runs},
     }
+
+
+def fastest(run: Run, options: list[int]) -> int:
+    """Chunk size of the fastest of two runs with each, after one to warm up."""
+    run(options[0])
+    if len(options) == 1:
+        return options[0]
+    return min(options, key=lambda chunk: min(seconds(run, chunk) for _ in range(2)))
 
 
 def agree(runs: dict[str, Run]) -> float:

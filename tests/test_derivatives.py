@@ -45,6 +45,22 @@ def fill(x):
     return y
 
 
+def read_twice(x):
+    y = F.linear(x, W)
+    return F.gelu(y) + (y + 1).relu() + y
+
+
+def read_before_the_end(x):
+    y = F.linear(x.sigmoid(), W)
+    F.gelu(y)
+    return y
+
+
+def read_through_views(x):
+    y = F.linear(x, W)
+    return torch.stack([y.mT.tanh().mT, y.view(B, -1).relu().view(B, T, C), F.silu(y)])
+
+
 # Functions with a rule: a product must not run the torch function again.
 RULES = {
     "linear": lambda x: F.linear(x, W, BIAS),
@@ -71,6 +87,9 @@ RULES = {
     ),
     "scale": lambda x: 2 * x * BIAS / V,
     "negative": lambda x: -x,
+    "read twice": read_twice,
+    "read before the end": read_before_the_end,
+    "read through views": read_through_views,
     "add": lambda x: 1 + x + V + (x + x.relu()),
     "reshape": lambda x: x.view(B, -1).reshape(-1, 3).unflatten(0, (B, -1)).unsqueeze(1),
     "permute": lambda x: x.permute(2, 0, 1).mT.swapaxes(0, 1).contiguous().movedim(0, 2),

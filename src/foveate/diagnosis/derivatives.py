@@ -40,7 +40,7 @@ def derivative(call: Call, value: Any) -> LinearMap:  # noqa: ANN401
 def layer(call: Call, value: Tensor) -> LinearMap:
     """A linear layer: one matrix product for all probes, images and tokens."""
     weight = call.argument("weight", 1)
-    return LinearMap(lambda t: F.linear(t, weight), lambda g: (g @ weight,))
+    return LinearMap(lambda t: F.linear(t, weight), lambda g: (g @ weight,), is_new=True)
 
 
 def elementwise(call: Call, value: Tensor) -> LinearMap:
@@ -49,7 +49,12 @@ def elementwise(call: Call, value: Tensor) -> LinearMap:
         return smooth(call, value)
     (slope,) = vjp(call, *call.inputs)[1](torch.ones_like(value))
     # The slope comes first so that the product lies in memory as the recorded value does.
-    return LinearMap(lambda t: slope * t, lambda g: (slope * g,))
+    return LinearMap(
+        lambda t: slope * t,
+        lambda g: (slope * g,),
+        is_new=True,
+        in_place=lambda t: t.mul_(slope),
+    )
 
 
 def batch_norm(call: Call, value: Tensor) -> LinearMap:
@@ -69,7 +74,7 @@ def softmax(call: Call, value: Tensor) -> LinearMap:
         weighted = value * t
         return weighted - value * weighted.sum(dim, keepdim=True)
 
-    return LinearMap(apply, lambda g: (apply(g),))
+    return LinearMap(apply, lambda g: (apply(g),), is_new=True)
 
 
 def add(call: Call, value: Tensor) -> LinearMap:
@@ -99,7 +104,7 @@ def scale(call: Call, value: Tensor) -> LinearMap:
         return smooth(call, value)
     if call.function in _MATRIX_PRODUCTS or not alike(value, *call.inputs):
         return linear(call, value)
-    return LinearMap(call, lambda g: (call(g),))
+    return LinearMap(call, lambda g: (call(g),), is_new=True)
 
 
 def reshape(call: Call, value: Tensor) -> LinearMap:

@@ -40,7 +40,7 @@ def layer_norm(call: Call, value: Tensor) -> LinearMap:
         out = apply(t, None)
         return out if weight is None else out.mul_(weight)
 
-    return LinearMap(push, lambda g: (apply(g, weight),))
+    return LinearMap(push, lambda g: (apply(g, weight),), is_new=True)
 
 
 def convolution(call: Call, value: Tensor) -> LinearMap:
@@ -84,7 +84,7 @@ def convolution(call: Call, value: Tensor) -> LinearMap:
         d = back(rows, like, weight, None, *how, _INPUT_ONLY)[0]
         return (d.unflatten(0, g.shape[:2]),)
 
-    return LinearMap(push, pull)
+    return LinearMap(push, pull, is_new=True)
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
@@ -121,7 +121,7 @@ def attention(call: Call, value: Tensor) -> LinearMap:
     if any(other):
         return smooth(call, value)
     weights = _Attention(call, value)
-    return LinearMap(weights.push, weights.pull)
+    return LinearMap(weights.push, weights.pull, is_new=True)
 
 
 class _Attention:
@@ -132,7 +132,8 @@ class _Attention:
         q, k, v = call.inputs
         scale = call.kwargs.get("scale")
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        p = _attention_weights(call, scale)
+        weights = _attention_weights(call, scale)
+        p = _aligned(weights).copy_(weights)
         images = len(p)
         if p.device.type == "cpu":
             images = max(1, _TILE_BYTES // (p[0].numel() * p.element_size()))
@@ -143,24 +144,35 @@ class _Attention:
 
     def push(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
         out = _token_major(dq, self.shapes[0])
+        scratch = _aligned(self.held[0][3])
         for tile, (q, k, v, p, o) in zip(self.tiles, self.held, strict=True):
+            e = scratch[: len(p)]
             for i in range(len(dq)):
                 s, t, u = (x[i, tile].flatten(0, 1) for x in (dq, dk, dv))
-                e = torch.bmm(s, k.mT).add_(torch.bmm(q, t.mT)).mul_(p)
+                torch.bmm(s, k.mT, out=e).baddbmm_(q, t.mT).mul_(p)
                 d = torch.bmm(e, v).add_(torch.bmm(p, u)).sub_(e.sum(-1, keepdim=True) * o)
                 out[i, tile] = d.view_as(out[i, tile])
         return out
 
     def pull(self, cotangents: Tensor) -> tuple[Tensor, ...]:
         outs = tuple(_token_major(cotangents, shape) for shape in self.shapes[1:])
+        scratch = _aligned(self.held[0][3])
         for tile, (q, k, v, p, o) in zip(self.tiles, self.held, strict=True):
+            s = scratch[: len(p)]
             for i in range(len(cotangents)):
                 g = cotangents[i, tile].flatten(0, 1)
-                s = torch.bmm(g, v.mT).sub_((g * o).sum(-1, keepdim=True)).mul_(p)
+                torch.bmm(g, v.mT, out=s).sub_((g * o).sum(-1, keepdim=True)).mul_(p)
                 parts = (torch.bmm(s, k), torch.bmm(s.mT, q), torch.bmm(p.mT, g))
                 for out, d in zip(outs, parts, strict=True):
                     out[i, tile] = d.view_as(out[i, tile])
         return outs
+
+
+def _aligned(like: Tensor) -> Tensor:
+    """Empty tensor of the same shape whose rows start at multiples of 64 bytes."""
+    step = 64 // like.element_size()
+    columns = like.shape[-1]
+    return like.new_empty(*like.shape[:-1], -(-columns // step) * step)[..., :columns]
 
 
 def _attention_weights(call: Call, scale: float) -> Tensor:

@@ -1,7 +1,9 @@
 """A function linearised once, so that many directions can go through it."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +57,10 @@ class Linearization:
         values = {0: tangents}
         last = {number: step for step in self.steps for number in step.inputs}
         for step in self.steps:
-            outputs = step.map.push(*(values[i] for i in step.inputs))
+            push = step.map.push
+            if step.map.in_place and step.inputs[0] in self._own_tangents:
+                push = step.map.in_place
+            outputs = push(*(values[i] for i in step.inputs))
             values.update(zip(step.outputs, _as_tuple(outputs), strict=True))
             for i in step.inputs:  # free what no later step reads
                 if last[i] is step and i != self.result:
@@ -72,9 +77,28 @@ class Linearization:
                 values.pop(i) if i in values else self._zeros(i, cotangents)
                 for i in step.outputs
             ]
-            for i, g in zip(step.inputs, step.map.pull(*arriving), strict=True):
-                values[i] = values[i] + g if i in values else g
+            if step.map.in_place and step.outputs[0] in self._own_cotangents:
+                leaving: tuple[Tensor, ...] = (step.map.in_place(*arriving),)
+            else:
+                leaving = step.map.pull(*arriving)
+            for i, g in zip(step.inputs, leaving, strict=True):
+                if i in values:
+                    g = g.add_(values[i]) if step.map.is_new else g + values[i]
+                values[i] = g
         return values[0] if 0 in values else self._zeros(0, cotangents)
+
+    @cached_property
+    def _own_tangents(self) -> set[int]:
+        """Values whose tangent is new memory that one step alone reads."""
+        readers = Counter(i for step in self.steps for i in step.inputs)
+        new = {i for step in self.steps if step.map.is_new for i in step.outputs}
+        return {i for i in new if readers[i] == 1 and i != self.result}
+
+    @cached_property
+    def _own_cotangents(self) -> set[int]:
+        """Values whose cotangent is new memory, whichever steps contribute to it."""
+        shared = {i for step in self.steps if not step.map.is_new for i in step.inputs}
+        return set(range(len(self.shapes))) - shared - {self.result}
 
     def _zeros(self, number: int, like: Tensor) -> Tensor:
         return like.new_zeros(len(like), *self.shapes[number])

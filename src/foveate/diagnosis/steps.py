@@ -20,10 +20,14 @@ class LinearMap(NamedTuple):
     Attributes:
         push: Tangents of the inputs to tangents of the outputs, :math:`J v`.
         pull: Cotangents of the outputs to a tuple for the inputs, :math:`J^\top u`.
+        is_new: Whether both return tensors that share no memory with others.
+        in_place: Both at once for a diagonal Jacobian, writing over the argument.
     """
 
     push: Callable[..., Any]
     pull: Callable[..., tuple[Tensor, ...]]
+    is_new: bool = False
+    in_place: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
