@@ -16,6 +16,7 @@ import torch
 import foveate as fv
 from foveate.data.bundled import bundled_photographs
 from foveate.data.folder import find_images, load_images
+from foveate.evaluation.schedule import DEFAULT_METHODS
 
 OURS = "foveate-oracle"
 
@@ -76,9 +77,10 @@ def main() -> None:
         name: [float(v) for v in text.split(",")] if text else None
         for name, text in (("keeps", options.keep), ("mac_ratios", options.mac_ratio))
     }
-    methods = {"methods": options.methods.split(",")} if options.methods else {}
+    methods = options.methods.split(",") if options.methods else DEFAULT_METHODS
     found = fv.compare(
         model,
+        methods,
         images,
         task=options.task,
         depths=[int(d) for d in options.depths.split(",")],
@@ -87,7 +89,6 @@ def main() -> None:
         num_probes=options.probes,
         batch_size=options.batch_size,
         **numbers,
-        **methods,
     )
     record = found.record()
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -91,7 +91,7 @@ def test_compare_writes_what_the_library_finds(call, photographs, tmp_path):
     model = tiny.dense_model()
     pictures = [model.transform(Image.open(photographs / n)) for n in ("a.png", "b.png")]
     terms = {"depths": [0, 1], "keeps": [0.75, 0.3], "seed": 3}
-    found = compare(model, torch.stack(pictures), methods=["tome", "random"], **terms)
+    found = compare(model, ["tome", "random"], torch.stack(pictures), **terms)
     assert [row.errors for row in found.rows] == [
         tuple(row["error_per_image"]) for row in record["rows"][:4]
     ]

@@ -41,7 +41,7 @@ def by_hand(model, plan, image):
 def test_errors_and_cosines_are_those_of_a_naive_loop(double_model, four_images, task):
     methods = ["random", "tome", "agglomerate"]
     terms = {"depths": [1], "keeps": [0.75, 0.6], "seed": 3, "place": "before"}
-    found = compare(double_model, four_images, task, methods, batch_size=3, **terms)
+    found = compare(double_model, methods, four_images, task, batch_size=3, **terms)
     assert [(r.case.plan.method, r.case.keep) for r in found.rows] == [
         (method, keep) for method in methods for keep in (0.75, 0.6)
     ]
@@ -64,7 +64,7 @@ def test_errors_and_cosines_are_those_of_a_naive_loop(double_model, four_images,
 
 
 def test_the_record_is_json_and_sums_its_images_up(dense_model, images):
-    found = compare(dense_model, images, methods=["random", "tome"], depths=[0, 1])
+    found = compare(dense_model, ["random", "tome"], images, depths=[0, 1])
     record = json.loads(json.dumps(found.record(["a", "b"]), allow_nan=False))
     assert {k: record[k] for k in ("model", "task", "place", "num_images", "seed")} == {
         "model": "tiny",
@@ -96,7 +96,9 @@ def test_the_record_is_json_and_sums_its_images_up(dense_model, images):
 
 @pytest.mark.parametrize("task", ["cls", "saliency"])
 def test_removing_nothing_changes_nothing_and_saves_nothing(dense_model, images, task):
-    found = compare(dense_model, images, task, depths=[1], keeps=[1], num_probes=2)
+    found = compare(
+        dense_model, DEFAULT_METHODS, images, task, depths=[1], keeps=[1], num_probes=2
+    )
     assert [row.case.plan.method for row in found.rows] == list(DEFAULT_METHODS)
     for row in found.rows:
         assert row.errors == (0.0, 0.0)
@@ -109,7 +111,7 @@ def test_results_do_not_depend_on_the_batch_size(double_model, four_images, task
     methods = ["random", "evit", "tome", "pitome", "sensitivity", "foveate-oracle"]
     terms = {"depths": [0, 1], "keeps": [0.5], "num_probes": 3}
     one, four = (
-        compare(double_model, four_images, task, methods, batch_size=size, **terms)
+        compare(double_model, methods, four_images, task, batch_size=size, **terms)
         for size in (1, 4)
     )
     assert len(one.rows) == len(methods)
@@ -137,7 +139,7 @@ def test_multiply_adds_are_the_closed_form(
     dense_model, images, task, place, fuse_last, blocks
 ):
     terms = {"depths": [1], "keeps": [0.5], "place": place, "fuse_last": fuse_last}
-    (row,) = compare(dense_model, images, task, ["norm"], **terms).rows
+    (row,) = compare(dense_model, ["norm"], images, task, **terms).rows
     assert row.macs == sum(block(*counts) for counts in blocks)
     assert row.full_macs == 3 * block(N, N)
 
@@ -148,7 +150,7 @@ def test_blocks_that_a_task_does_not_need_are_not_counted(dense_model, images):
             return (2,)
 
     model = Model("tiny", dense_model.backbone, {"cls": Early()}, dense_model.transform)
-    (row,) = compare(model, images, "cls", ["norm"], depths=[0], keeps=[0.5]).rows
+    (row,) = compare(model, ["norm"], images, "cls", depths=[0], keeps=[0.5]).rows
     assert row.full_macs == 2 * block(N, N)
     assert row.macs == block(N, 18) + block(18, 18)
 
@@ -157,7 +159,7 @@ def test_equal_multiply_adds_for_all_methods_and_no_patch_less_than_needed(
     dense_model, images
 ):
     terms = {"depths": [0, 1], "mac_ratios": [1.1, 1.3]}
-    found = compare(dense_model, images, "saliency", ["norm", "agglomerate"], **terms)
+    found = compare(dense_model, ["norm", "agglomerate"], images, "saliency", **terms)
     ratios = [row.mac_ratio for row in found.rows]
     assert ratios[:2] == ratios[2:]
     assert [row.case.target for row in found.rows] == [1.1, 1.3] * 2
@@ -167,9 +169,9 @@ def test_equal_multiply_adds_for_all_methods_and_no_patch_less_than_needed(
         assert row.case.keep == last / N
         more = compare(
             dense_model,
+            ["norm"],
             images,
             "saliency",
-            ["norm"],
             depths=[0, 1],
             keeps=[(last + 1) / N],
         ).rows[0]
@@ -178,7 +180,7 @@ def test_equal_multiply_adds_for_all_methods_and_no_patch_less_than_needed(
 
 def test_what_a_method_cannot_do_is_named_and_the_others_go_on(dense_model, images):
     methods = ["tome", "norm", "pitome"]
-    found = compare(dense_model, images, methods=methods, depths=[1], keeps=[0.4, 0.6])
+    found = compare(dense_model, methods, images, depths=[1], keeps=[0.4, 0.6])
     assert [(r.case.plan.method, r.case.keep) for r in found.rows] == [
         ("tome", 0.6),
         ("norm", 0.4),
@@ -192,13 +194,13 @@ def test_what_a_method_cannot_do_is_named_and_the_others_go_on(dense_model, imag
 
 def test_all_methods_refused_is_an_error(dense_model, images):
     with pytest.raises(ValueError, match=r"got tome at keep 0\.4: keep must be from 18"):
-        compare(dense_model, images, methods=["tome"], depths=[1], keeps=[0.4])
+        compare(dense_model, ["tome"], images, depths=[1], keeps=[0.4])
 
 
 def test_class_attention_without_a_class_token_is_skipped(images):
     model = open_model(tiny.timm_vit_average())
     terms = {"depths": [1], "keeps": [0.5]}
-    found = compare(model, images, next(iter(model.tasks)), ["evit", "norm"], **terms)
+    found = compare(model, ["evit", "norm"], images, next(iter(model.tasks)), **terms)
     assert [row.case.plan.method for row in found.rows] == ["norm"]
     assert "class token" in found.skipped[0].reason
 
@@ -210,7 +212,7 @@ def test_an_output_that_overflows_is_skipped_with_the_reason(dense_model, images
             return y if features[0].shape[1] == N + 1 else y / 0
 
     model = Model("tiny", dense_model.backbone, {"cls": Overflow()}, dense_model.transform)
-    found = compare(model, images, methods=["norm"], depths=[1], keeps=[1, 0.5])
+    found = compare(model, ["norm"], images, depths=[1], keeps=[1, 0.5])
     assert [row.case.keep for row in found.rows] == [1]
     assert found.skipped[0].reason == (
         "output must be finite; got NaN or infinity in torch.float32."
@@ -224,7 +226,7 @@ def test_plans_are_taken_as_they_are_and_names_follow_them(dense_model, images):
         dense_model, "agglomerate", "saliency", GRID, counts, alpha=0.5, options=options
     )
     other = plan_for(dense_model, "norm", "saliency", GRID, {1: 9}, place="before")
-    found = compare(dense_model, images, "saliency", [plan, "tome", other, "norm"])
+    found = compare(dense_model, [plan, "tome", other, "norm"], images, "saliency")
     assert [row.case.plan for row in found.rows][:2] == [
         plan,
         Plan("tome", "saliency", GRID, plan.schedule, alpha=0.5),
@@ -241,7 +243,7 @@ def test_plans_are_taken_as_they_are_and_names_follow_them(dense_model, images):
 
 def test_the_seed_decides_what_is_random(dense_model, images):
     errors = [
-        compare(dense_model, images, methods=["random"], depths=[1], keeps=[0.5], seed=s)
+        compare(dense_model, ["random"], images, depths=[1], keeps=[0.5], seed=s)
         .rows[0]
         .errors
         for s in (1, 1, 2)
@@ -251,7 +253,7 @@ def test_the_seed_decides_what_is_random(dense_model, images):
 
 def test_methods_that_back_propagate_say_so_and_take_the_probes(dense_model, images):
     terms = {"depths": [1], "keeps": [0.5], "num_probes": 2, "seed": 4}
-    found = compare(dense_model, images, methods=["sensitivity", "norm"], **terms)
+    found = compare(dense_model, ["sensitivity", "norm"], images, **terms)
     oracle, norm = (row.record() for row in found.rows)
     assert (oracle["back_propagates"], norm["back_propagates"]) == (True, False)
     assert oracle["plan"]["options"] == {"num_probes": 2, "seed": 4}
@@ -262,8 +264,8 @@ def test_progress_counts_every_batch_of_every_method(dense_model, images):
     seen = []
     compare(
         dense_model,
+        ["norm", "tome"],
         images,
-        methods=["norm", "tome"],
         batch_size=1,
         progress=lambda done, total: seen.append((done, total)),
         depths=[1],
@@ -291,9 +293,7 @@ def test_mean_and_its_standard_error():
 def test_a_plan_for_terms_is_the_case_of_a_comparison(dense_model, images):
     terms = {"depths": [1], "keeps": [0.5], "place": "before", "seed": 2}
     plan = plan_for_terms(dense_model, images, "cls", "random", **terms)
-    assert (
-        plan == compare(dense_model, images, methods=["random"], **terms).rows[0].case.plan
-    )
+    assert plan == compare(dense_model, ["random"], images, **terms).rows[0].case.plan
     with pytest.raises(ValueError, match=r"keep must be one number here; got \[0.6, 0.4\]"):
         plan_for_terms(dense_model, images, "cls", "tome", depths=[1], keeps=[0.6, 0.4])
     with pytest.raises(ValueError, match=r"keep must be from 18 .*; got 14"):
@@ -338,7 +338,7 @@ def test_wrong_input_is_named(dense_model, images, changes, message):
 )
 def test_a_plan_for_something_else_is_refused(dense_model, images, task, grid, message):
     with pytest.raises(ValueError, match=message):
-        compare(dense_model, images, methods=[Plan("norm", task, grid, ((1, 5),))])
+        compare(dense_model, [Plan("norm", task, grid, ((1, 5),))], images)
 
 
 def test_an_output_of_zeros_has_no_relative_error(images):
@@ -348,11 +348,11 @@ def test_an_output_of_zeros_has_no_relative_error(images):
     backbone = open_backbone(tiny.hf_dinov2())
     model = Model("zero", backbone, {"cls": ClassToken(zero)}, tiny.dense_model().transform)
     with pytest.raises(ValueError, match=r"got a norm of 0\.0 for image 0"):
-        compare(model, images, methods=["norm"], depths=[1])
+        compare(model, ["norm"], images, depths=[1])
 
 
 def test_a_record_needs_a_name_for_each_image(dense_model, images):
-    found = compare(dense_model, images, methods=["norm"], depths=[1])
+    found = compare(dense_model, ["norm"], images, depths=[1])
     assert found.record()["files"] is None
     with pytest.raises(ValueError, match=r"files must name the 2 images; got 1 names"):
         found.record(["a"])

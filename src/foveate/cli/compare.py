@@ -65,8 +65,8 @@ def write_comparison(
     from foveate.report.records import write_record
 
     with terminal.progress_bar("compare") as progress:
-        settings = (common.task, methods, common.batch_size, progress)
-        found = run(model, loaded.images, *settings, **terms)
+        settings = (common.task, common.batch_size, progress)
+        found = run(model, methods, loaded.images, *settings, **terms)
     record = found.record([str(file) for file in loaded.files])
     record["skipped_files"] = [
         {"file": str(s.file), "reason": s.reason} for s in loaded.skipped

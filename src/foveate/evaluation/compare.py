@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.evaluation.cost import back_propagates, plan_macs
-from foveate.evaluation.schedule import DEFAULT_METHODS, Case, Refusal, make_cases
+from foveate.evaluation.schedule import Case, Refusal, make_cases
 from foveate.evaluation.terms import Terms
 from foveate.models import Model
 from foveate.reduction.plan import FORMAT, VERSION, Plan
@@ -131,9 +131,9 @@ class Comparison:
 @torch.no_grad()
 def compare(
     model: Model,
+    methods: Sequence[str | Plan],
     images: Tensor,
     task: str = "cls",
-    methods: Sequence[str | Plan] = DEFAULT_METHODS,
     batch_size: int = 8,
     progress: Progress | None = None,
     **terms: Any,  # noqa: ANN401 - fields of Terms
@@ -151,9 +151,9 @@ def compare(
 
     Args:
         model: The model.
+        methods: Names of presets, and plans, which are taken as they are.
         images: ``(B, 3, H, W)``.
         task: Name of one of its tasks.
-        methods: Names of presets, and plans, which are taken as they are.
         batch_size: Images at a time. Results do not depend on it beyond rounding.
         progress: Told how much is done, and how much there is.
         **terms: Fields of :class:`~foveate.evaluation.terms.Terms`: ``depths``,
