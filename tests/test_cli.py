@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from PIL import Image
 
 import foveate.models
 from foveate import cli
@@ -20,19 +19,6 @@ SUMMARY = (
     "rank_stable",
     "rank_90",
 )
-
-
-@pytest.fixture
-def photographs(tmp_path):
-    """A folder with two photographs and a broken file."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for seed, name in enumerate(("a.png", "b.png")):
-        noise = tiny.random_images((40, 52), seed=seed)[0].sigmoid()
-        pixels = (255 * noise).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(pixels).save(folder / name)
-    (folder / "torn.jpg").write_bytes(b"\xff\xd8\xff")
-    return folder
 
 
 @pytest.fixture

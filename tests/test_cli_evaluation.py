@@ -28,19 +28,6 @@ def tiny_model(monkeypatch):
 
 
 @pytest.fixture
-def photographs(tmp_path):
-    """A folder with two photographs and a broken file."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for seed, name in enumerate(("a.png", "b.png")):
-        noise = tiny.random_images((40, 52), seed=seed)[0].sigmoid()
-        pixels = (255 * noise).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(pixels).save(folder / name)
-    (folder / "torn.jpg").write_bytes(b"\xff\xd8\xff")
-    return folder
-
-
-@pytest.fixture
 def call(capsys, tmp_path, monkeypatch):
     """Run a command in an empty folder; exit code, standard output and error lines."""
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from foveate.evaluation.memory import held_bytes, peak_bytes
 from foveate.evaluation.schedule import check_plan
 from foveate.evaluation.timed import TimedCall
 from foveate.models import Model
-from foveate.reduction.plan import FORMAT, VERSION, Plan
+from foveate.reduction.plan import Plan
 
 __all__ = ["Benchmark", "Conditions", "Memory", "benchmark", "noise"]
 
@@ -161,7 +161,7 @@ class Benchmark:
                 "full": [dict(seconds) for seconds in self.full],
                 "reduced": [dict(seconds) for seconds in self.reduced],
             },
-            "plan": {"format": FORMAT, "version": VERSION, **asdict(self.plan)},
+            "plan": self.plan.record(),
         }
 
 

@@ -12,7 +12,7 @@ from foveate.evaluation.cost import back_propagates, plan_macs
 from foveate.evaluation.schedule import Case, Refusal, make_cases
 from foveate.evaluation.terms import Terms
 from foveate.models import Model
-from foveate.reduction.plan import FORMAT, VERSION, Plan
+from foveate.reduction.plan import Plan
 from foveate.reduction.reduced_vit import reduce
 from foveate.tokens import Layout
 
@@ -70,7 +70,7 @@ class Row:
             "target_mac_ratio": self.case.target,
             "error_per_image": list(self.errors),
             "cosine_per_image": list(self.cosines),
-            "plan": {"format": FORMAT, "version": VERSION, **asdict(plan)},
+            "plan": plan.record(),
         }
 
 

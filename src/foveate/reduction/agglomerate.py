@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from foveate.forward import Block
 from foveate.reduction.costs import Clusters, PairCost, PullbackCost, cancel, cosine_cost
+from foveate.reduction.matching import join
 from foveate.reduction.regroup import Grouping, widen
 from foveate.tokens import Tokens
 
@@ -82,7 +83,9 @@ def agglomerate(
     group = torch.arange(clusters.size.shape[1], device=clusters.size.device)
     group = group.expand(len(clusters.size), -1)
     for keep, order in zip(counts, halves, strict=True):
-        joined = _pair_up(clusters, keep, order.to(group.device), cost)
+        searching, waiting = order.to(group.device).tensor_split([len(order) // 2])
+        best = cost(clusters.select(searching), clusters.select(waiting)).min(-1)
+        joined = join(searching, waiting, -best.values, best.indices, keep).group
         clusters = clusters.join(joined, keep)
         group = joined.gather(1, group)
     return first_leads(group, counts[-1])
@@ -104,19 +107,6 @@ def first_leads(group: Tensor, keep: int) -> Grouping:
     lead, order = first.sort(dim=1)
     number = torch.empty_like(order).scatter(1, order, here[:, :keep])
     return Grouping(lead, number.gather(1, group))
-
-
-def _pair_up(clusters: Clusters, keep: int, order: Tensor, cost: PairCost) -> Tensor:
-    """One round: new group of every cluster, ``(B, K)``, numbered below ``keep``."""
-    num_clusters = len(order)
-    searching, waiting = order[: num_clusters // 2], order[num_clusters // 2 :]
-    best = cost(clusters.select(searching), clusters.select(waiting)).min(-1)
-    first = best.values.argsort(dim=1, stable=True)[:, : num_clusters - keep]
-    into = waiting[best.indices.gather(1, first)]
-    here = torch.arange(num_clusters, device=order.device)
-    target = here.expand(len(into), -1).scatter(1, searching[first], into)
-    number = (target == here).cumsum(1) - 1
-    return number.gather(1, target)
 
 
 class Agglomerate(torch.nn.Module):

@@ -149,14 +149,12 @@ def cancel(clusters: Clusters, grouping: Grouping, ridge: float) -> Tensor:
     """
     assert clusters.sketch is not None
     keep = grouping.lead.shape[1]
-    weight = clusters.size[..., None]
-    total = sum_groups(weight, grouping.group, keep)
-    mean = sum_groups(clusters.feature * weight, grouping.group, keep) / total
-    moved = pick(mean, grouping.group) - clusters.feature  # (B, K, C)
-    rows = clusters.sketch * weight[..., None]
-    effect = (rows * moved[:, :, None]).sum(-1)  # (B, K, R)
-    effect = sum_groups(effect, grouping.group, keep)
-    summed = sum_groups(rows.flatten(2), grouping.group, keep).unflatten(2, rows.shape[2:])
+    joined = clusters.join(grouping.group, keep)
+    assert joined.sketch is not None
+    moved = pick(joined.feature, grouping.group) - clusters.feature  # (B, K, C)
+    effect = (clusters.sketch * moved[:, :, None]).sum(-1) * clusters.size[..., None]
+    effect = sum_groups(effect, grouping.group, keep)  # (B, K', R)
+    summed = joined.sketch * joined.size[..., None, None]
     gram = summed @ summed.transpose(-1, -2)  # (B, K', R, R)
     level = gram.diagonal(dim1=-2, dim2=-1).mean(-1)  # (B, K')
     # A group that the output ignores has no rows; the floor only keeps its system solvable.

@@ -82,10 +82,13 @@ class Plan:
         """Patches left after the step at each depth."""
         return dict(self.schedule)
 
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON; :meth:`from_record` reads it."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
     def save(self, file: str | Path) -> None:
         """Write the plan as JSON."""
-        record = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        Path(file).write_text(json.dumps(record, indent=2) + "\n")
+        Path(file).write_text(json.dumps(self.record(), indent=2) + "\n")
 
     @staticmethod
     def load(file: str | Path) -> "Plan":

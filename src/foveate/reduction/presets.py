@@ -196,10 +196,6 @@ def _cropr(s: Setting) -> Action:
     return Prune(Cropr())
 
 
-def _rounds(s: Setting) -> int:
-    return int(s.options["rounds"])
-
-
 _SEED = {"seed": 0}
 _PROBES = {"num_probes": 48, "seed": 0}
 
@@ -221,7 +217,9 @@ PRESETS: dict[str, Preset] = {
         options={"margin": 0.9},
     ),
     "agglomerate": Preset(
-        lambda s: Agglomerate(s.before, s.keep, _rounds(s), None, s.options["seed"]),
+        lambda s: Agglomerate(
+            s.before, s.keep, s.options["rounds"], None, s.options["seed"]
+        ),
         proportional=True,
         options={"rounds": 8, "seed": 0},
     ),
@@ -251,7 +249,7 @@ PRESETS: dict[str, Preset] = {
         lambda s: Agglomerate(
             s.before,
             s.keep,
-            _rounds(s),
+            s.options["rounds"],
             s.probes(),
             s.options["seed"],
             s.options["damping"],
