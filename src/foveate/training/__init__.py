@@ -1,0 +1,1 @@
+"""Learning from a frozen model: targets, objectives, and one plain loop."""
