@@ -211,7 +211,8 @@ class _Run:
     def _mine(self, count: int, turn: int) -> Tensor:
         """This process's share of a batch; every example once before any comes again."""
         size = self.recipe.batch_size
-        order, first = [], turn * size
+        order: list[int] = []
+        first = turn * size
         while len(order) < size:
             epoch, at = divmod(first + len(order), count)
             generator = Generator().manual_seed(self.recipe.seed + 7919 * epoch)
