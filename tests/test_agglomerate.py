@@ -246,11 +246,18 @@ def test_the_first_patch_of_a_group_leads_it():
     assert grouping.group.tolist() == [[0, 1, 0, 2, 1, 3], [0, 0, 0, 1, 2, 3]]
 
 
-def probes(tokens, block):
+class Probes:
     """A sketch made of the keys, ``(B, K, 2, C)``."""
-    key = block.heads.key[:, :2, handmade.PREFIX :]
-    rows = torch.cat([key, key[..., :2]], dim=-1).transpose(1, 2)
-    return rows.float() if tokens.x.dtype != torch.float64 else rows
+
+    basis = None
+
+    def __call__(self, tokens, block):
+        key = block.heads.key[:, :2, handmade.PREFIX :]
+        rows = torch.cat([key, key[..., :2]], dim=-1).transpose(1, 2)
+        return rows.float() if tokens.x.dtype != torch.float64 else rows
+
+
+probes = Probes()
 
 
 @pytest.mark.parametrize("sketch", [None, probes])
@@ -279,6 +286,24 @@ def test_the_action_shifts_groups_where_it_is_asked_to():
     assert torch.equal(shifted.group, plain.group)
     clusters = Clusters(tokens.patches, tokens.sizes(), probes(tokens, block))
     assert_close(shifted.shift, cancel(clusters, plain, 0.5))
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_rows_in_a_basis_are_rows_in_the_features_own_coordinates(damping):
+    seen = problem(9, channels=6)
+    basis = torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64)).Q
+    inside = Clusters(seen.feature, seen.size, seen.sketch @ basis, basis)
+    spread = Clusters(seen.feature, seen.size, inside.sketch @ basis.T)
+    costs = []
+    for clusters in (inside, spread):
+        cost = PullbackCost.of(clusters, damping)
+        halves = random_halves(9, [6, 4], 0)
+        grouping = agglomerate(clusters, [6, 4], halves, cost)
+        costs.append(cost(clusters, clusters))
+        group, shift = grouping.group, cancel(clusters, grouping, 0.5)
+    assert_close(costs[0], costs[1])
+    assert torch.equal(agglomerate(inside, [6, 4], halves, cost).group, group)
+    assert_close(cancel(inside, grouping, 0.5), shift)
 
 
 def test_seeds_choose_the_halves():

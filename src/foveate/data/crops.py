@@ -48,6 +48,7 @@ class Crops:
             raise ValueError(f"scale must be two shares within (0, 1]; got {self.scale}.")
 
     def __len__(self) -> int:
+        """Crops."""
         return self.num
 
     def __getitem__(self, index: int) -> Tensor:

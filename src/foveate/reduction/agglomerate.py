@@ -4,8 +4,9 @@ The costs stand in :mod:`foveate.reduction.costs`; the same loop with the cosine
 is the control that knows no task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -16,7 +17,21 @@ from foveate.reduction.matching import join
 from foveate.reduction.regroup import Grouping, widen
 from foveate.tokens import Tokens
 
-Sketch = Callable[[Tokens, Block], Tensor]
+
+class Sketch(Protocol):
+    """Where rows of the Jacobian come from.
+
+    Attributes:
+        basis: Orthonormal columns in which the rows are coordinates, ``(C, D)``; None if
+            they are in the features' own.
+    """
+
+    @property
+    def basis(self) -> Tensor | None:
+        """See above."""
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tensor:
+        """Rows for one copy of every patch, ``(B, K, R, D)``."""
 
 
 def round_counts(num_patches: int, keep: int, rounds: int) -> list[int]:
@@ -142,8 +157,10 @@ class Agglomerate(torch.nn.Module):
 
     def forward(self, tokens: Tokens, block: Block, keep: int) -> Grouping:
         """Group K patches into ``keep``."""
-        sketch = None if self.sketch is None else self.sketch(tokens, block)
-        clusters = Clusters(widen(tokens.patches), tokens.sizes(), sketch)
+        sketch = basis = None
+        if self.sketch is not None:
+            sketch, basis = self.sketch(tokens, block), self.sketch.basis
+        clusters = Clusters(widen(tokens.patches), tokens.sizes(), sketch, basis)
         halves = [self.get_buffer(f"order{i}") for i in range(len(self.counts))]
         cost: PairCost = cosine_cost
         if sketch is not None:

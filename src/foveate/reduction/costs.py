@@ -29,18 +29,25 @@ class Clusters:
     Attributes:
         feature: Size-weighted mean of the members, ``(B, K, C)``, float32.
         size: Original patches in each cluster, ``(B, K)``.
-        sketch: R rows of the Jacobian for one copy of each cluster, ``(B, K, R, C)``; None
+        sketch: R rows of the Jacobian for one copy of each cluster, ``(B, K, R, D)``; None
             for a cost that does not ask for it.
+        basis: Orthonormal columns in which the rows are coordinates, ``(C, D)``; None if
+            they are in the features' own, D = C.
     """
 
     feature: Tensor
     size: Tensor
     sketch: Tensor | None = None
+    basis: Tensor | None = None
+
+    def seen(self) -> Tensor:
+        """Features in the coordinates of the sketch, ``(B, K, D)``."""
+        return self.feature if self.basis is None else self.feature @ self.basis
 
     def select(self, index: Tensor) -> "Clusters":
         """Some clusters of every image, by index ``(A,)``."""
         sketch = None if self.sketch is None else self.sketch[:, index]
-        return Clusters(self.feature[:, index], self.size[:, index], sketch)
+        return Clusters(self.feature[:, index], self.size[:, index], sketch, self.basis)
 
     def join(self, group: Tensor, keep: int) -> "Clusters":
         """Merge clusters into ``keep`` groups, ``(B, K)``."""
@@ -50,7 +57,8 @@ class Clusters:
         if self.sketch is None:
             return Clusters(feature, total[..., 0])
         flat = sum_groups(self.sketch.flatten(2) * weight, group, keep) / total
-        return Clusters(feature, total[..., 0], flat.unflatten(2, self.sketch.shape[2:]))
+        sketch = flat.unflatten(2, self.sketch.shape[2:])
+        return Clusters(feature, total[..., 0], sketch, self.basis)
 
 
 PairCost = Callable[[Clusters, Clusters], Tensor]
@@ -68,8 +76,8 @@ class PullbackCost:
     change of the output, of relative standard error at most :math:`\sqrt{2 / R}`. The
     second stands for the curvature that the first order leaves out. It grows with the
     fourth power of the move, so cheap merges are ranked by the first term alone; v is the
-    mean squared entry of all rows, :math:`\phi^2` the mean squared distance of the patches
-    from their mean. Cost: 2 A T R C.
+    mean squared norm of all rows over the channels, :math:`\phi^2` the mean squared
+    distance of the patches from their mean. Cost: 2 A T R D.
 
     Attributes:
         stiffness: :math:`v / \phi^2` of every image, ``(B, 1, 1)``.
@@ -85,7 +93,7 @@ class PullbackCost:
         assert clusters.sketch is not None
         centred = clusters.feature - clusters.feature.mean(1, keepdim=True)
         spread = centred.square().sum(-1).mean(1)
-        variance = clusters.sketch.square().mean((1, 2, 3))
+        variance = clusters.sketch.square().sum(-1).mean((1, 2)) / centred.shape[-1]
         # Patches that are all alike cost nothing to merge, whatever the stiffness.
         return PullbackCost((variance / spread.clamp(min=1e-30))[:, None, None], damping)
 
@@ -95,7 +103,7 @@ class PullbackCost:
         assert b.sketch is not None
         s_a, s_b = a.size[:, :, None], b.size[:, None]
         share = s_a * s_b / (s_a + s_b)
-        first = share.square() * squared_effects(a.feature, a.sketch, b.feature, b.sketch)
+        first = share.square() * squared_effects(a.seen(), a.sketch, b.seen(), b.sketch)
         dot = a.feature @ b.feature.transpose(1, 2)
         norm_a, norm_b = a.feature.square().sum(-1), b.feature.square().sum(-1)
         apart = (norm_a[:, :, None] + norm_b[:, None] - 2 * dot).clamp(min=0)
@@ -137,7 +145,7 @@ def cancel(clusters: Clusters, grouping: Grouping, ridge: float) -> Tensor:
     members of a group, the shift of least norm is
     :math:`-G^\top (G G^\top + \rho I)^{-1} e`; :math:`\rho` is ``ridge`` times the mean
     diagonal of :math:`G G^\top`, because rows are few and the Jacobian is local. A patch
-    alone stays where it is. Cost: K R C + K' R^2 C.
+    alone stays where it is. Cost: K R D + K' R^2 D.
 
     Args:
         clusters: One cluster a patch, with sketches.
@@ -151,7 +159,7 @@ def cancel(clusters: Clusters, grouping: Grouping, ridge: float) -> Tensor:
     keep = grouping.lead.shape[1]
     joined = clusters.join(grouping.group, keep)
     assert joined.sketch is not None
-    moved = pick(joined.feature, grouping.group) - clusters.feature  # (B, K, C)
+    moved = pick(joined.seen(), grouping.group) - clusters.seen()  # (B, K, D)
     effect = (clusters.sketch * moved[:, :, None]).sum(-1) * clusters.size[..., None]
     effect = sum_groups(effect, grouping.group, keep)  # (B, K', R)
     summed = joined.sketch * joined.size[..., None, None]
@@ -162,4 +170,5 @@ def cancel(clusters: Clusters, grouping: Grouping, ridge: float) -> Tensor:
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     gram = gram / level[..., None, None] + ridge * identity
     solved = torch.linalg.solve(gram, effect / level[..., None])
-    return -(summed * solved[..., None]).sum(2)
+    shift = -(summed * solved[..., None]).sum(2)  # (B, K', D)
+    return shift if joined.basis is None else shift @ joined.basis.T

@@ -1,6 +1,7 @@
 """Rows of the Jacobian at the tokens of one block: what the oracle presets know."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -45,6 +46,7 @@ class PulledProbes:
     num_probes: int = 48
     seed: int = 0
     chunk_size: int = 16
+    basis: ClassVar[None] = None  # rows are in the features' own coordinates
 
     def __post_init__(self) -> None:
         """Check the number of probes."""
