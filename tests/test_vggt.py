@@ -1,5 +1,7 @@
 """Oracle: the tiny network's own forward over sequences, finite differences, invariants."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -10,13 +12,10 @@ from foveate.backbones import UnsupportedModelError
 from foveate.backbones.vggt import VggtBackbone
 from foveate.diagnosis.diagnose import diagnose
 from foveate.diagnosis.jacobian import TokenJacobian, open_tap
-from foveate.forward import Block, run
+from foveate.forward import run
 from foveate.models import open_model
-from foveate.reduction.recover import recover
-from foveate.reduction.reduced_vit import reduce
 from foveate.tasks.pose import CameraPose, FrameDepth
 from tests import tiny, tiny_vggt
-from tests.test_conformance import COUNTS, MERGING, METHODS, fingerprint, planned
 
 TASKS = ("camera", "depth")
 OPTIONS = ({}, {"rotates": False}, {"as_dictionary": True})
@@ -116,57 +115,6 @@ def test_a_size_stands_for_repeated_patches(model, images):
     truth = run(backbone, again, 0, 6)[0].x[:, : full.x.shape[1]]
     sized = run(backbone, full.with_(size=size, proportional=True), 0, 6)[0].x
     assert_close(sized, truth, rtol=0, atol=1e-12)
-
-
-# --- every method -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def single_model():
-    return open_model(tiny_vggt.vggt())
-
-
-CASES = [(name, "camera") for name in METHODS] + [("tome", "depth"), ("freeze", "depth")]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_zero_removal_is_the_model_bit_for_bit(single_model, task):
-    images = tiny_vggt.frames()
-    plan = planned(single_model, "tome", task, {0: 35, 1: 35})
-    assert torch.equal(reduce(single_model, plan)(images), single_model(images, task))
-
-
-@pytest.mark.parametrize(("method", "task"), CASES)
-def test_outputs_of_every_method(single_model, method, task):
-    images, before = tiny_vggt.frames(), fingerprint(single_model)
-    reduced = reduce(single_model, planned(single_model, method, task, COUNTS))
-    with torch.no_grad():
-        y, full = reduced(images), single_model(images, task)
-        alone = reduced(images[1:])
-        assert torch.equal(reduced(images), y)
-    assert y.shape == full.shape
-    assert 1e-5 < (y - full).norm() / full.norm() < 1
-    assert_close(alone[0], y[1], rtol=1e-3, atol=1e-4)
-    assert fingerprint(single_model) == before
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_tokens_of_every_method(single_model, method):
-    images, backbone = tiny_vggt.frames(), single_model.backbone
-    reduced = reduce(single_model, planned(single_model, method, "depth", COUNTS))
-    with torch.no_grad():
-        kept = reduced.tokens_at(images, (0, 1, 2, 6))
-        heads = backbone.project(0, kept[0])
-        tokens = backbone.attend(0, kept[0], heads)
-        after = reduced.steps["0"][0](tokens, Block(backbone, 0, heads, {}))
-    assert [k.num_patches for k in kept.values()] == [35, 24, 18, 35]
-    assert torch.equal(after.prefix, tokens.prefix)
-    if method in MERGING:
-        assert torch.equal(kept[2].size.sum(1), torch.full((2,), 35.0))
-    assert_close(recover(after).patches, tokens.patches, rtol=1e-4, atol=1e-5)
-    rows = (after.position[:, :, None] == tokens.position[:, None]).all(-1)
-    assert (rows.byte().argmax(-1).diff(dim=1) > 0).all()
-    assert torch.equal(kept[6].position, tokens.position)
 
 
 # --- Jacobians ----------------------------------------------------------------------------
@@ -308,7 +256,9 @@ def test_a_missing_package_is_named():
         open_model("vggt:x/y")
 
 
-def test_a_name_goes_to_the_package(monkeypatch, tmp_path):
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """A package ``vggt`` that loads the tiny network, and is forgotten afterwards."""
     folder = tmp_path / "vggt" / "models"
     folder.mkdir(parents=True)
     for place in (folder.parent, folder):
@@ -322,6 +272,13 @@ def test_a_name_goes_to_the_package(monkeypatch, tmp_path):
         "        return tiny_vggt.vggt()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [n for n in sys.modules if n.partition(".")[0] == "vggt"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_name_goes_to_the_package():
     model = open_model("vggt:x/y", size=28)
     assert (model.name, model.transform.size) == ("vggt:x/y", 28)
     assert list(model.tasks) == ["camera", "depth"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foveate.diagnosis.bounds import rank_match
 from foveate.diagnosis.findings import Finding, examine
 from foveate.diagnosis.output_metric import Jacobian, OutputMetric
 from foveate.diagnosis.sketch import exact_sketch
@@ -163,28 +164,6 @@ def compare_metrics(
     pairs = zip(plain, turned, strict=True)
     match = [rank_match(a["patches"].importance, b["patches"].importance) for a, b in pairs]
     return MetricComparison(tuple(plain), tuple(turned), torch.stack(match))
-
-
-def rank_match(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's rank correlation of two lists, tied values sharing their mean rank.
-
-    Args:
-        a: ``(K,)``.
-        b: ``(K,)``.
-
-    Returns:
-        A number in [-1, 1], float64; NaN if all values of one list are equal, since they
-        then have no order.
-    """
-    ranks = torch.stack([_mean_ranks(a), _mean_ranks(b)])
-    centred = ranks - ranks.mean(1, keepdim=True)
-    return (centred[0] * centred[1]).sum() / centred.norm(dim=1).prod()
-
-
-def _mean_ranks(x: Tensor) -> Tensor:
-    _, group, count = x.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[group]
 
 
 def _record(finding: Finding) -> dict[str, Any]:
