@@ -1,4 +1,4 @@
-"""Oracle: the full network, and the invariants of ``test_conformance``, on VGGT's layout."""
+"""Oracle: the full network, and the invariants that every method keeps on every network."""
 
 import pytest
 import torch
