@@ -149,12 +149,12 @@ def test_it_works_under_autocast(tokens, dtype):
 
 def test_it_learns_from_a_raw_residual_stream():
     """The target hides in channels a thousand times smaller than others."""
-    channels, hidden = 16, 3
+    channels, hidden = 64, 3
     scale = torch.logspace(2, -2, channels)
     sharp = torch.randn(64, P + 24, channels, generator=seeded(7))
     target = sharp[:, P:, -hidden:].sum(2) + 4
     tokens = scale * sharp + 20 * scale.flip(0)
-    head = ImportanceHead(channels, 16, 4, generator=seeded(8))
+    head = ImportanceHead(channels, 32, 4, generator=seeded(8))
     head.calibrate(tokens[:48], target[:48])
     optimiser = torch.optim.AdamW(head.parameters(), 5e-3)
     for step in range(150):
@@ -165,7 +165,7 @@ def test_it_learns_from_a_raw_residual_stream():
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        assert spearman(head(tokens[48:], P), target[48:]).mean() > 0.95
+        assert spearman(head(tokens[48:], P), target[48:]).mean() > 0.9
 
 
 def test_it_rejects_what_does_not_fit(head, tokens):

@@ -252,7 +252,7 @@ def test_a_tiny_network_learns_the_metric_of_an_image():
     start = network(tokens, P)
     assert alignment(start.directions, vectors) < 0.5
     optimiser = torch.optim.AdamW(network.parameters(), 1e-2)
-    for _ in range(200):
+    for _ in range(150):
         optimiser.zero_grad()
         metric_loss(network(tokens, P), vectors, energies, coupling=0.5).backward()
         optimiser.step()
