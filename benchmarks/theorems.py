@@ -29,7 +29,7 @@ from foveate.diagnosis.sketch import exact_sketch
 from foveate.diagnosis.statistics import kappa_cap
 from foveate.report.records import write_record
 
-SCALES, NUM_PAIRS = (1.0, 0.1), 500
+SCALES, NUM_PAIRS = (1.0, 0.1), 200
 
 
 def nearest(x: Tensor, num_prefix: int) -> Tensor:
@@ -43,41 +43,31 @@ def nearest(x: Tensor, num_prefix: int) -> Tensor:
     return torch.cat([x[:, :num_prefix], patches.gather(1, best)], dim=1)
 
 
-def directions(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Energies, and leading directions as columns ``(D, r)``, of one image's rows."""
-    flat = rows.flatten(1).double()
-    energies, vectors = torch.linalg.eigh(flat @ flat.T)
-    leading = flat.T @ vectors.flip(1)[:, :rank]
-    return energies.flip(0).clamp_min(0), leading / leading.norm(dim=0)
-
-
-def metrics(rows: Tensor, other: Tensor, rank: int, generator) -> dict[str, Tensor]:
+def metrics(rows: Tensor, leading: Tensor, other: Tensor, generator) -> dict[str, Tensor]:
     """Metrics of one rank, ``(D, r)`` each, from the best to one that knows nothing."""
-    flat = rows.flatten(1).double()
-    start = torch.randn(flat.shape[1], rank, generator=generator).double()
+    flat = rows.flatten(1)
+    start = torch.randn(flat.shape[1], len(leading), generator=generator)
     return {
-        "leading directions": directions(rows, rank)[1],
+        "leading directions": leading.flatten(1).T,
         "one power iteration": flat.T @ (flat @ start),
-        "directions of another image": directions(other, rank)[1],
+        "directions of another image": other.flatten(1).T,
         "random directions": start,
     }
 
 
-def merging(x: Tensor, rows: Tensor, first: int, rank: int, generator) -> dict:
+def merging(x: Tensor, rows: Tensor, first: int, leading: Tensor, generator) -> dict:
     """How scores and leading directions rank random pairs merged into their mean."""
     chosen = torch.rand(NUM_PAIRS, len(x) - first, generator=generator).topk(2).indices
     a, b = (first + chosen).T
     changes = x.new_zeros(NUM_PAIRS, *x.shape)
     pair = torch.arange(NUM_PAIRS)
     changes[pair, a], changes[pair, b] = (x[b] - x[a]) / 2, (x[a] - x[b]) / 2
-    flat = rows.flatten(1).double()
-    vectors = torch.linalg.eigh(flat @ flat.T)[1].flip(1)
     truth = pullback_length(rows, changes)
-    across = pullback_length(leading_rows(rows, vectors, rank), changes)
+    across = pullback_length(leading, changes)
     alone = factorised_length(rows, changes)
     return {
         "scores of single tokens": float(rank_match(truth, alone)),
-        f"{rank} leading directions": float(rank_match(truth, across)),
+        f"{len(leading)} leading directions": float(rank_match(truth, across)),
     }
 
 
@@ -102,7 +92,12 @@ def check(model, images: Tensor, files: list[str], options) -> list[dict]:
     """The record of each image."""
     tap = open_tap(model.backbone, model.task(options.task), images, options.depth)
     jacobian, first = TokenJacobian(tap.tail, tap.tokens.x), tap.tokens.layout.num_prefix
-    rows, generator = exact_sketch(jacobian, first).rows, torch.Generator().manual_seed(0)
+    sketch, generator = exact_sketch(jacobian, first), torch.Generator().manual_seed(0)
+    rows = sketch.rows
+    energies, vectors = torch.linalg.eigh(sketch.parts["all"].gram)  # ascending
+    leading = [
+        leading_rows(r, v.flip(1), options.rank) for r, v in zip(rows, vectors, strict=True)
+    ]
     to = jacobian.tokens.roll(-1, 0)  # each image to the next, the last to the first
     path = path_length(tap.tail, straight(jacobian.tokens, to), options.intervals)
     pushed = jacobian.jvp((to - jacobian.tokens)[None])[0].norm(dim=1)
@@ -110,14 +105,14 @@ def check(model, images: Tensor, files: list[str], options) -> list[dict]:
     records = []
     for i, file in enumerate(files):
         other = (i + 1) % len(files)
-        shown = metrics(rows[i], rows[other], options.rank, generator)
+        shown = metrics(rows[i], leading[i], leading[other], generator)
         flat = rows[i].flatten(1)
         records.append({
             "file": file,
-            "kappa_cap": kappa_cap(directions(rows[i], 1)[0], options.rank),
+            "kappa_cap": kappa_cap(energies[i].flip(0), options.rank),
             "captured": {name: captured(flat, m) for name, m in shown.items()},
             "replacement": changed[i],
-            "merging": merging(jacobian.tokens[i], rows[i], first, options.rank, generator),
+            "merging": merging(jacobian.tokens[i], rows[i], first, leading[i], generator),
             "path": {
                 "to": files[other],
                 "length": float(path.length[i]),
@@ -139,7 +134,7 @@ def main() -> None:
     parser.add_argument("--task", default="cls")
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--rank", type=int, default=20)
-    parser.add_argument("--num-tokens", type=int, default=64)
+    parser.add_argument("--num-tokens", type=int, default=32)
     parser.add_argument("--norm", default="frobenius")
     parser.add_argument("--intervals", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)

@@ -77,6 +77,22 @@ def test_layout_and_counts(model, images):
     assert (model.transform.size, model.transform.mean) == (516, (0, 0, 0))
 
 
+def test_training_mode_drops_what_the_network_drops(images):
+    network = tiny_vggt.vggt().double()
+    for part in network.aggregator.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.3
+    backbone = VggtBackbone(network.aggregator).train()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        truth = network.aggregator(images[:, None])[0][-1][:, 0]
+        torch.manual_seed(3)
+        found = run(backbone, backbone.embed(images), 0, 6)[0].x
+    assert_close(found, truth[..., tiny_vggt.WIDTH :])
+    whole = network.eval().aggregator(images[:, None])[0][-1][:, 0]
+    assert not torch.allclose(truth, whole, atol=1e-3)
+
+
 def test_a_frame_is_the_first_of_its_sequence(network, images):
     """Otherwise the second slot of the special tokens would be read."""
     sequence = torch.stack([images[0], images[0]])[None]

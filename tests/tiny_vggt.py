@@ -49,7 +49,8 @@ class Attention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
             q, k = self.rope(q, pos), self.rope(k, pos)
-        mixed = scaled_dot_product_attention(q, k, v)
+        dropout = self.attn_drop.p if self.training else 0.0
+        mixed = scaled_dot_product_attention(q, k, v, dropout_p=dropout)
         mixed = mixed.transpose(1, 2).reshape(batch, count, width)
         return self.proj_drop(self.proj(mixed))
 

@@ -58,7 +58,7 @@ def captured(rows: Tensor, metric: Tensor) -> float:
         if not value.any():
             raise ValueError(f"{name} must not be zero; got only zeros.")
     basis, scale, _ = torch.linalg.svd(metric.double(), full_matrices=False)
-    seen = basis[:, scale > scale[0] * max(metric.shape) * torch.finfo(metric.dtype).eps]
+    seen = basis[:, scale > scale[0] * 8 * torch.finfo(metric.dtype).eps]
     rows = rows.double()
     return float((rows @ seen).square().sum() / rows.square().sum())
 
