@@ -68,8 +68,7 @@ def test_layout_and_counts(model, images):
     tokens = backbone.embed(images)
     assert tokens.layout.num_prefix == NUM_PREFIX
     assert (tokens.layout.grid, tokens.layout.image_size) == (tiny.GRID, tiny.IMAGE)
-    counts = (backbone.num_blocks, backbone.num_channels, backbone.num_heads)
-    assert counts == (6, 36, 3)
+    assert (backbone.num_blocks, backbone.num_channels, backbone.num_heads) == (6, 36, 3)
     assert backbone.macs_per_token(1) == (4 * 36**2, 4 * 36**2)
     assert backbone.attention_channels(1) == 36
     assert model.task("camera").taps(6) == (5, 6)
@@ -94,15 +93,14 @@ def test_training_mode_drops_what_the_network_drops(images):
 
 
 def test_a_frame_is_the_first_of_its_sequence(network, images):
-    """Otherwise the second slot of the special tokens would be read."""
     sequence = torch.stack([images[0], images[0]])[None]
     stages, _ = network.aggregator(sequence)
     assert not torch.allclose(stages[0][0, 0], stages[0][0, 1])
     alone, _ = network.aggregator(images[:1, None])
     found = VggtBackbone(network.aggregator).embed(images)
     assert torch.equal(found.prefix[0, 0], network.aggregator.camera_token[0, 0, 0])
-    half = tiny_vggt.WIDTH  # the first frame block does not see the second frame
-    assert_close(stages[0][0, 0, :, :half], alone[0][0, 0, :, :half])
+    within, itself = (x[0][0, 0, :, : tiny_vggt.WIDTH] for x in (stages, alone))
+    assert_close(within, itself)  # the first frame block does not see the second frame
 
 
 def test_kept_patches_take_their_positions_along(network, model, images):
