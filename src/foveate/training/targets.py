@@ -1,0 +1,212 @@
+"""What the heads learn from, computed once and kept on disk."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import PartialState
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foveate.data.crops import Crops
+from foveate.models import Model
+from foveate.training.modes import leading_modes
+from foveate.training.probes import Cut, pull_back
+
+__all__ = ["Cut", "TargetSpec", "Targets", "compute_targets", "model_hash"]
+
+SHARD = 8  # images
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What is computed of every image.
+
+    Attributes:
+        kind: ``probes`` for random signs pulled back to the patches of all cuts at once,
+            ``modes`` for the leading right singular vectors and their energies at the
+            tokens that enter a block.
+        task: Name of a task of the model.
+        cuts: Depths and places where the tokens are taken.
+        rows: Probes, or modes.
+        seed: The same seed gives the same probes.
+
+    Raises:
+        ValueError: If there is no row or no cut, or modes are asked for elsewhere.
+    """
+
+    kind: Literal["probes", "modes"]
+    task: str
+    cuts: tuple[Cut, ...]
+    rows: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.rows < 1 or not self.cuts:
+            raise ValueError(
+                f"rows and cuts must be at least 1; got {self.rows} and {len(self.cuts)}."
+            )
+        if self.kind == "modes" and any(cut.place != "before" for cut in self.cuts):
+            raise ValueError("place must be 'before' for modes; got 'between'.")
+
+
+class Targets:
+    """Targets on disk, read as they are asked for.
+
+    Args:
+        folder: Where the shards are.
+        num: Images.
+        cut: Which of the cuts is read.
+        names: Which of its tensors.
+    """
+
+    def __init__(self, folder: Path, num: int, cut: Cut, names: Sequence[str]) -> None:
+        self.folder, self.num, self.cut, self.names = folder, num, cut, tuple(names)
+        self._open = cache(lambda shard: safe_open(_file(folder, shard), "pt"))
+
+    def __len__(self) -> int:
+        """Images."""
+        return self.num
+
+    def batch(self, index: Tensor) -> dict[str, Tensor]:
+        """Targets of images ``(B,)``, by name, in float32; random access on disk.
+
+        Args:
+            index: From 0 to below the number of images.
+
+        Returns:
+            Tensors with B as their first dimension.
+        """
+        rows = [divmod(int(i), SHARD) for i in index]
+        found = {}
+        for name in self.names:
+            full = f"{name}.{self.cut}"
+            parts = [self._open(s).get_slice(full)[r : r + 1] for s, r in rows]
+            found[name] = torch.cat(parts).float()
+        return found
+
+
+def compute_targets(
+    model: Model,
+    crops: Crops,
+    spec: TargetSpec,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Path:
+    """Compute the targets of all crops that are not on disk yet.
+
+    Shards of eight images are written one by one, each in one move, so that a run that is
+    killed goes on where it was. Under ``accelerate launch`` the processes share the shards.
+    More crops of the same list, later, add shards. Cost an image: one forward pass, and a
+    backward pass from the output to the first cut for each probe; for modes see
+    :func:`~foveate.training.modes.leading_modes`.
+
+    Args:
+        model: The model.
+        crops: Its images.
+        spec: What to compute.
+        folder: Where to.
+        progress: Told how many images are done, and how many there are.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If the folder holds targets of something else; the message names what
+            differs. Or if a shard is broken.
+    """
+    manifest = describe(model, crops, spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_manifest(folder / "manifest.json", manifest)
+    state = PartialState()
+    shards = range(-(-len(crops) // SHARD))
+    for shard in shards[state.process_index :: state.num_processes]:
+        _one_shard(model, crops, spec, _file(folder, shard), manifest)
+        if progress is not None:
+            progress(min(len(crops), (shard + 1) * SHARD), len(crops))
+    state.wait_for_everyone()
+    return folder
+
+
+def describe(model: Model, crops: Crops, spec: TargetSpec) -> dict[str, Any]:
+    """What targets depend on, as JSON; the number of crops is not among it."""
+    files = [[file.name, file.stat().st_size] for file in crops.files]
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return {
+        "format": "foveate-targets",
+        "version": 1,
+        "model": model.name,
+        "model_hash": model_hash(model),
+        "files": digest,
+        "size": crops.transform.size,
+        "scale": list(crops.scale),
+        "crop_seed": crops.seed,
+        **json.loads(json.dumps(asdict(spec))),
+    }
+
+
+def model_hash(model: Model) -> str:
+    """Digest of all weights and buffers and their names."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _file(folder: Path, shard: int) -> Path:
+    return folder / f"targets-{shard:06d}.safetensors"
+
+
+def _check_manifest(file: Path, manifest: dict[str, Any]) -> None:
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(manifest, indent=2) + "\n")
+        partial.replace(file)
+        return
+    _compare(json.loads(file.read_text()), manifest, str(file))
+
+
+def _compare(found: dict[str, Any], expected: dict[str, Any], name: str) -> None:
+    for key, value in expected.items():
+        if found.get(key) != value:
+            raise ValueError(
+                f"targets must have {key} {value!r}; {name} has {found.get(key)!r}."
+            )
+
+
+def _one_shard(
+    model: Model, crops: Crops, spec: TargetSpec, file: Path, manifest: dict[str, Any]
+) -> None:
+    first = int(file.stem.removeprefix("targets-")) * SHARD
+    last = min(len(crops), first + SHARD)
+    if file.exists() and _holds(file, manifest, last - first):
+        return
+    images = crops.batch(first, last)
+    seed = spec.seed * 1_000_003 + first
+    compute = pull_back if spec.kind == "probes" else leading_modes
+    found = compute(model, spec.task, images, spec.cuts, spec.rows, seed)
+    metadata = {"manifest": json.dumps(manifest), "count": str(last - first)}
+    partial = file.with_suffix(f".partial{PartialState().process_index}")
+    save_file({k: v.contiguous().cpu() for k, v in found.items()}, partial, metadata)
+    partial.replace(file)
+
+
+def _holds(file: Path, manifest: dict[str, Any], count: int) -> bool:
+    """Whether a shard is complete; one of something else is refused by name."""
+    try:
+        with safe_open(file, "pt") as shard:
+            metadata = shard.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"targets must be safetensors; {file}: {error}.") from error
+    _compare(json.loads(metadata.get("manifest", "{}")), manifest, str(file))
+    return int(metadata["count"]) >= count
