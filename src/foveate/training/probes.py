@@ -111,16 +111,12 @@ def _run(
     return task.decode(backbone, features, tokens.layout).flatten(1), leaves
 
 
-@dataclass(frozen=True)
 class _Leaf:
     """A step that changes nothing but starts, at the first cut, the graph."""
 
-    cut: Cut
-    leaves: dict[Cut, Tokens]
-
-    @property
-    def place(self) -> Place:
-        return self.cut.place
+    def __init__(self, cut: Cut, leaves: dict[Cut, Tokens]) -> None:
+        self.cut, self.leaves = cut, leaves
+        self.place: Place = cut.place
 
     def __call__(self, tokens: Tokens, block: Block) -> Tokens:
         if not self.leaves:
