@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scipy.fft import dctn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -11,8 +12,9 @@ from foveate.bottleneck.alignment import (
     probe_subspace,
     random_subspace,
 )
+from foveate.bottleneck.coarse import Coarse, cosines
 from foveate.bottleneck.examine import examine_latent
-from foveate.bottleneck.latents import LATENTS
+from foveate.bottleneck.latents import LATENTS, PowerSpherical
 from foveate.bottleneck.layers import waves
 from foveate.bottleneck.shape import Shape, choose_depths
 from foveate.bottleneck.tap import ThroughLatent, open_latent, read_depths
@@ -117,12 +119,62 @@ def test_waves_know_rows_from_columns_and_span_the_picture():
     assert_close(middle, waves((1, 1))[0])
 
 
+@pytest.mark.parametrize("grid", [(4, 6), (5, 5)])
+def test_cosines_are_the_slowest_of_a_discrete_cosine_transform(grid):
+    count, num_patches = 6, grid[0] * grid[1]
+    x = torch.randn(num_patches, generator=seeded(), dtype=torch.float64)
+    found = cosines(count, grid)
+    transform = torch.from_numpy(dctn(x.view(grid).numpy(), norm="ortho"))
+    slowest = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)]
+    expected = torch.stack([transform[pair] for pair in slowest])
+    assert_close(found @ x / num_patches**0.5, expected)
+    gram = found @ found.T / num_patches
+    assert_close(gram, torch.eye(count, dtype=torch.float64))
+
+
+def test_the_linear_latent_is_exact_where_it_has_room():
+    coarse = Coarse(4, 5, 5).double()
+    x = torch.randn(9, 4, 5, generator=seeded(), dtype=torch.float64)
+    coarse.start(coarse.waves(x, (2, 2)), 5)
+    registers = coarse.encode(x, (2, 2))
+    assert_close(coarse.decode(registers, (2, 2)), x)
+    assert_close(registers.square().mean((0, 2)), torch.ones(4).double())
+
+
+def test_the_linear_latent_takes_the_channels_that_vary_most():
+    """Oracle: truncation of the singular values of all coefficients, Eckart and Young."""
+    coarse = Coarse(4, 5, 2).double()
+    x = torch.randn(9, 4, 5, generator=seeded(), dtype=torch.float64)
+    coarse.start(coarse.waves(x, (2, 2)), 2)
+    rebuilt = coarse.decode(coarse.encode(x, (2, 2)), (2, 2))
+    values = torch.linalg.svdvals((x - x.mean(0)).flatten(0, 1))
+    assert_close((rebuilt - x).square().sum(), values[2:].square().sum())
+
+
+def test_the_linear_latent_survives_a_normalisation():
+    """Exactly where registers have their mean length, and in proportion elsewhere."""
+    coarse = Coarse(4, 5, 6).double()
+    x = torch.randn(9, 4, 5, generator=seeded(), dtype=torch.float64)
+    coarse.start(coarse.waves(x, (2, 2)), 5)
+    assert_close(coarse.encode(x, (2, 2))[..., 5], torch.full((9, 4), 5**0.5).double())
+    offset = coarse.waves(x, (2, 2)) - coarse.middle
+    usual = offset.norm(dim=-1, keepdim=True) / (5**0.5 * coarse.size[:, None])
+    for length in (1.0, 0.5, 2.0):
+        chosen = coarse.middle + length * offset / usual  # of so many mean lengths
+        patches = torch.einsum("bjf,jn->bnf", chosen, cosines(4, (2, 2)))
+        registers = coarse.encode(patches, (2, 2))
+        kept = PowerSpherical.place(registers) * PowerSpherical.scale(6)
+        shrunk = (2 / (1 + length**2)) ** 0.5
+        rebuilt = coarse.waves(coarse.decode(kept, (2, 2)), (2, 2)) - coarse.middle
+        assert_close(rebuilt, shrunk * (chosen - coarse.middle))
+
+
 def test_statistics_are_those_of_each_channel(dense_model):
     images = torch.cat([tiny.random_images(seed=s) for s in (1, 2)])
     task = through(dense_model, images)
     tokens = read(dense_model, task, images).tokens
     network = task.network
-    network.measure(tokens.split(3))
+    network.measure(tokens.split(3), tiny.GRID)
     patches = tokens[:, 1:].flatten(0, 1)
     assert_close(network.mean[1], patches.mean(0))
     assert_close(network.std[1], patches.std(0, correction=0))
@@ -136,17 +188,17 @@ def test_a_channel_that_does_not_vary_keeps_its_unit(dense_model, images):
     network = through(dense_model, images).network
     tokens = torch.randn(2, 36, 3 * tiny.WIDTH, generator=seeded())
     tokens[..., 5] = 3.0
-    network.measure([tokens])
+    network.measure([tokens], tiny.GRID)
     assert_close(network.std[:, 5], torch.ones(2))
     assert float(network.std[1, 6]) != 1.0
     with pytest.raises(ValueError, match=r"at least one image; got none\."):
-        network.measure([])
+        network.measure([], tiny.GRID)
 
 
 def test_a_saved_bottleneck_is_the_same(dense_model, images, tmp_path):
     task = through(dense_model, images, "gaussian")
     tokens = read(dense_model, task, images).tokens
-    task.network.measure([tokens])
+    task.network.measure([tokens], tiny.GRID)
     save_bottleneck(task.network, tmp_path / "deep" / "z.safetensors")
     loaded = load_bottleneck(tmp_path / "deep" / "z.safetensors")
     assert loaded.shape == task.network.shape
@@ -197,7 +249,7 @@ def test_products_with_the_latent_are_those_of_the_materialised_jacobian(
     double_model, few, latent
 ):
     task = through(double_model, few, latent)
-    task.network.measure([read(double_model, task, few).tokens])
+    task.network.measure([read(double_model, task, few).tokens], (2, 3))
     tap = open_latent(double_model.backbone, task, few)
     jacobian = TokenJacobian(tap.tail, tap.z)
     assert jacobian.route == "recorded"
@@ -242,7 +294,7 @@ def test_a_spherical_latent_has_no_radial_derivative(double_model, few):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_path_goes_past_the_latent(double_model, few, latent, depth):
     task = through(double_model, few[:1], latent)
-    task.network.measure([read(double_model, task, few).tokens])
+    task.network.measure([read(double_model, task, few).tokens], (2, 3))
     tap = open_tap(double_model.backbone, task, few[:1], depth)
     truth = materialise(tap.tail, tap.tokens.x)[0]
     values, _ = singular(truth)
@@ -406,7 +458,7 @@ def test_gradients_of_the_loss_are_those_of_finite_differences(double_model, few
     task = through(double_model, few, latent)
     examples = TokenExamples(double_model.backbone, task, few)
     batch = examples.batch(torch.arange(2))
-    task.network.measure([batch["tokens"]])
+    task.network.measure([batch["tokens"]], (2, 3))
     weights = Weights(task=0.7, kl=0.1)
     objective = LatentObjective(double_model.backbone, task, examples.layout, weights)
     # What decides the noise itself (the spread of a spherical latent) is tested apart.

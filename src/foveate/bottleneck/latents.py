@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, softplus
 __all__ = ["LATENTS", "Gaussian", "Latent", "PowerSpherical"]
 
 _LOG_STD = -2.0  # of a Gaussian whose parameters are zero: noise well below the prior's
-_CONCENTRATION = 8  # times d softplus(0) = 0.69: mean cosine 0.85 for parameters of zero
+_CONCENTRATION = 64  # times d softplus(0) = 0.69: mean cosine 0.98 for parameters of zero
 
 
 class Latent(Protocol):
@@ -29,6 +29,10 @@ class Latent(Protocol):
     @staticmethod
     def place(z: Tensor) -> Tensor:
         """Nearest point that tokens can take, ``(B, M, d)``; none moves that is one."""
+
+    @staticmethod
+    def num_free(channels: int) -> int:
+        """Independent numbers of one token, at most d."""
 
     @staticmethod
     def scale(channels: int) -> float:
@@ -71,6 +75,11 @@ class Gaussian:
     def place(z: Tensor) -> Tensor:
         """Every point is one that tokens can take."""
         return z
+
+    @staticmethod
+    def num_free(channels: int) -> int:
+        """All d of them."""
+        return channels
 
     @staticmethod
     def scale(channels: int) -> float:
@@ -162,6 +171,11 @@ class PowerSpherical:
             Unit vectors, ``(B, M, d)``.
         """
         return z / z.square().sum(-1, keepdim=True).sqrt()
+
+    @staticmethod
+    def num_free(channels: int) -> int:
+        """One less than d, as the length is fixed."""
+        return channels - 1
 
     @staticmethod
     def scale(channels: int) -> float:

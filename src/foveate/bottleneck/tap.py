@@ -36,8 +36,8 @@ class ThroughLatent(nn.Module):
     It is a :class:`~foveate.tasks.Task` itself: in a model it is diagnosed, compared and
     run like the task. Every path from the tokens to the output leads through the mode of
     the latent, so that the Jacobian with respect to tokens at any depth has at most
-    ``num_registers * latent_channels`` nonzero singular values (one less for each spherical
-    register).
+    as many nonzero singular values as the latent has free numbers: ``num_registers`` times
+    ``latent_channels``, one channel less for spherical ones.
 
     Args:
         task: The decoder.

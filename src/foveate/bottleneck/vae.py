@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
+from foveate.bottleneck.coarse import Coarse
 from foveate.bottleneck.latents import LATENTS, Latent
 from foveate.bottleneck.layers import AttentionBlock, Positions, initialise, read_out
 from foveate.bottleneck.shape import Shape
@@ -42,10 +43,12 @@ class Bottleneck(nn.Module):
 
     Tokens of all depths are concatenated on channels and standardised. Learned registers
     attend to them and give the parameters of the latent. Queries made of positions attend
-    to a draw of it and give the tokens back. Prefix tokens are encoded and rebuilt like
-    patches, each with a learned vector for a position, so that no path goes past the
-    latent. Patches know their place in units of the grid's sides, so that a grid of another
-    size or shape spans the same picture, as with interpolated position embeddings.
+    to a draw of it and give the tokens back. Both add to a linear latent, the coarse
+    picture (:class:`~foveate.bottleneck.coarse.Coarse`), so that training refines one that
+    works from the start. Prefix tokens are encoded and rebuilt like patches, each with a
+    learned vector for a position, so that no path goes past the latent. Patches know their
+    place in units of the grid's sides, so that a grid of another size or shape spans the
+    same picture, as with interpolated position embeddings.
 
     Args:
         shape: Sizes.
@@ -75,6 +78,7 @@ class Bottleneck(nn.Module):
         )
         num_parameters = self.kind.num_parameters(shape.latent_channels)
         self.to_latent = read_out(width, num_parameters)
+        self.coarse = Coarse(shape.num_registers, shape.num_features, shape.latent_channels)
         self.from_latent = nn.Linear(shape.latent_channels, width)
         self.unfold = AttentionBlock(width, heads)
         self.spread = nn.ModuleList(
@@ -82,8 +86,9 @@ class Bottleneck(nn.Module):
         )
         self.outlet = read_out(width, shape.num_features)
         initialise(self, generator)
-        with torch.no_grad():  # start near the mean, and learn from there
-            self.outlet.get_parameter("1.weight").mul_(0.1)
+        with torch.no_grad():  # start near the linear latent, and learn from there
+            for last in (self.to_latent, self.outlet):
+                last.get_parameter("1.weight").mul_(0.1)
 
     def forward(
         self, tokens: Tensor, grid: tuple[int, int], generator: Generator | None = None
@@ -124,12 +129,17 @@ class Bottleneck(nn.Module):
                 f"tokens must be (B, {expected[0]}, {expected[1]}) for a grid of {rows} x "
                 f"{columns} and depths {self.shape.depths}; got {tuple(tokens.shape)}."
             )
-        memory = self.inlet(self.standardise(tokens)) + self.place_in(grid)
+        standardised = self.standardise(tokens)
+        memory = self.inlet(standardised) + self.place_in(grid)
         x = self.registers.expand(len(tokens), -1, -1)
         for gather, settle in zip(self.gather, self.settle, strict=True):
             x = gather(x, memory)
             x = settle(x, x)
-        return self.kind.read(self.to_latent(x))
+        coarse = self.coarse.encode(standardised[:, self.shape.num_prefix :], grid)
+        parameters = self.to_latent(x)
+        rest = parameters[..., self.shape.latent_channels :]
+        first = parameters[..., : self.shape.latent_channels] + coarse
+        return self.kind.read(torch.cat([first, rest], dim=-1))
 
     def decode(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
         """Standardised tokens from register tokens, of any grid.
@@ -142,12 +152,15 @@ class Bottleneck(nn.Module):
             ``(B, P + N, K * C)``.
         """
         z = self.kind.place(z) * self.kind.scale(self.shape.latent_channels)
+        coarse = self.coarse.decode(z, grid)
         memory = self.from_latent(z) + self.names
         memory = self.unfold(memory, memory)
         x = self.place_out(grid).expand(len(z), -1, -1)
         for spread in self.spread:
             x = spread(x, memory)
-        return self.outlet(x)
+        fine = self.outlet(x)
+        prefix = self.shape.num_prefix
+        return torch.cat([fine[:, :prefix], fine[:, prefix:] + coarse], dim=1)
 
     def standardise(self, tokens: Tensor) -> Tensor:
         """Subtract the mean and divide by the deviation of each channel."""
@@ -160,34 +173,43 @@ class Bottleneck(nn.Module):
         tokens = standardised * self.std[rows] + self.mean[rows]
         return tokens.split(self.shape.num_channels, dim=-1)
 
-    def measure(self, batches: Iterable[Tensor]) -> None:
-        """Take mean and deviation of each channel from training data.
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Tensor], grid: tuple[int, int]) -> None:
+        """Take mean and deviation of each channel from training data, and start there.
 
         Patches share one pair; every prefix token has its own. A channel that does not
-        vary (its deviation is below 1e-6 of its size) keeps deviation 1.
+        vary (its deviation is below 1e-6 of its size) keeps deviation 1. The linear latent
+        takes the channels that vary most in slow waves. Cost: that of the eigenvectors of a
+        ``(K * C, K * C)`` matrix. Memory: R tokens of every image.
 
         Args:
             batches: Tokens of all depths side by side, ``(B, P + N, K * C)`` each.
+            grid: Rows and columns, with N patches.
 
         Raises:
             ValueError: If there is none.
         """
-        prefix, count = self.shape.num_prefix, torch.zeros(self.shape.num_prefix + 1, 1)
+        prefix, coefficients = self.shape.num_prefix, []
+        count = torch.zeros(prefix + 1, 1)
         sums = torch.zeros(2, *self.mean.shape, dtype=torch.float64)
         for tokens in batches:
-            x = tokens.detach().cpu().double()
+            x = tokens.cpu().double()
             for power, total in enumerate(sums, 1):
                 total[:prefix] += x[:, :prefix].pow(power).sum(0)
                 total[prefix] += x[:, prefix:].pow(power).sum((0, 1))
             count[:prefix] += len(x)
             count[prefix] += x[:, prefix:, 0].numel()
-        if not count.all():
+            coefficients.append(self.coarse.waves(x[:, prefix:], grid))
+        if not coefficients:
             raise ValueError("batches must hold at least one image; got none.")
         mean, square = sums / count
         std = (square - mean.square()).clamp_min(0).sqrt()  # rounding goes below zero
-        varies = std > _CONSTANT * square.sqrt()
+        std = torch.where(std > _CONSTANT * square.sqrt(), std, 1.0)
         self.mean.copy_(mean)
-        self.std.copy_(torch.where(varies, std, 1.0))
+        self.std.copy_(std)
+        shift = self.coarse.waves(mean[prefix].expand(1, grid[0] * grid[1], -1), grid)
+        standardised = (torch.cat(coefficients) - shift) / std[prefix]
+        self.coarse.start(standardised, self.kind.num_free(self.shape.latent_channels))
 
     def _rows(self, tokens: Tensor) -> Tensor:
         """Row of the statistics for each token, ``(P + N,)``."""

@@ -201,7 +201,8 @@ def train_bottleneck(  # noqa: PLR0913 - what fit takes, and what is trained
 ) -> Training:
     """Train the bottleneck of a task in place, on images without labels.
 
-    First the channels are standardised on the first 256 images at most. The backbone, the
+    First the channels are standardised, and the linear latent is set, on the first 256
+    images at most. The backbone, the
     task and their weights stay as they are.
 
     Args:
@@ -225,7 +226,8 @@ def train_bottleneck(  # noqa: PLR0913 - what fit takes, and what is trained
     backbone, weights = model.backbone, weights or Weights()
     examples = TokenExamples(backbone, task, images)
     index = torch.arange(min(_MEASURED, len(examples)))
-    task.network.measure(examples.batch(i)["tokens"] for i in index.split(8))
+    tokens = (examples.batch(i)["tokens"] for i in index.split(8))
+    task.network.measure(tokens, examples.layout.grid)
     objective = LatentObjective(backbone, task, examples.layout, weights)
     held_out = None if validation is None else TokenExamples(backbone, task, validation)
 
