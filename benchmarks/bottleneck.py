@@ -43,6 +43,7 @@ from foveate.training.bottleneck import (
 from foveate.training.loop import Recipe, Training
 
 RANKS = ("rank_entropy", "rank_90", "rank_participation", "kappa_cap")
+FREE = ("num_images", "device", "out")  # may change when a run goes on
 SIZES = {"registers": "num_registers", "channels": "latent_channels", "width": "width"}
 
 
@@ -242,17 +243,28 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def resume(options: argparse.Namespace) -> dict:
+    """The record so far; a new one if there is none."""
+    settings = {k: str(v) for k, v in vars(options).items() if k not in FREE}
+    if options.out.exists():
+        record = json.loads(options.out.read_text())
+        if record["settings"] != settings:
+            raise SystemExit(
+                f"--out must be new or of a run with the same arguments; {options.out} "
+                f"was written with {record['settings']}."
+            )
+        return record
+    record = {"torch": torch.__version__, "settings": settings, "photographs": {}}
+    write(record, options.out)
+    return record
+
+
 def main() -> None:
     """Train, measure a photograph at a time, print, and write the record after each."""
     options = arguments()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     model = fv.open_model(options.model, options.size).to(options.device)
-    settings = {k: str(v) for k, v in vars(options).items()}
-    record: dict = {"torch": torch.__version__, "settings": settings, "photographs": {}}
-    if options.out.exists():
-        saved = json.loads(options.out.read_text())
-        if saved["settings"] == settings:
-            record["photographs"] = saved["photographs"]
+    record = resume(options)
     task = train(options, model, record)
     write(record, options.out)
     loaded = load_images(find_images(options.val), model.transform)

@@ -151,6 +151,15 @@ def test_the_linear_latent_takes_the_channels_that_vary_most():
     assert_close((rebuilt - x).square().sum(), values[2:].square().sum())
 
 
+def test_waves_that_a_grid_is_too_coarse_for_keep_their_unit():
+    coarse = Coarse(6, 5, 5).double()
+    x = torch.randn(9, 4, 5, generator=seeded(), dtype=torch.float64)
+    coarse.start(coarse.waves(x, (2, 2)), 5)  # the fifth and sixth vanish on two rows
+    assert_close(coarse.size[4:], torch.ones(2).double())
+    assert float(coarse.encode(x, (2, 2))[:, 4:].detach().abs().max()) < 1e-12
+    assert_close(coarse.decode(coarse.encode(x, (2, 2)), (2, 2)), x)
+
+
 def test_the_linear_latent_survives_a_normalisation():
     """Exactly where registers have their mean length, and in proportion elsewhere."""
     coarse = Coarse(4, 5, 6).double()

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 __all__ = ["Coarse", "cosines"]
 
+_ALIASED = 1e-6  # of the largest wave: what is left of one that the grid is too coarse for
+
 
 class Coarse(nn.Module):
     r"""Linear maps from patches to R register tokens and back, which training refines.
@@ -61,7 +63,8 @@ class Coarse(nn.Module):
         axes = torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :num_free]
         size = ((x - middle) @ axes).square().mean((0, 2)).sqrt()  # (R,)
         self.middle.copy_(middle)
-        self.size.copy_(torch.where(size > 0, size, 1.0))
+        seen = size > _ALIASED * size.max()
+        self.size.copy_(torch.where(seen, size, 1.0))
         count, channels = axes.shape[1], len(self.shift)
         is_free = num_free == channels
         for p in (self.down, self.up, self.shift):
