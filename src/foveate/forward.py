@@ -20,12 +20,15 @@ class Block:
         heads: The block's queries, keys and values of the tokens a step is given, free of
             charge between attention and MLP; None before the block.
         kept: Tokens kept at the taps so far, by depth.
+        entering: What entered the block, of the tokens a step is given between attention
+            and MLP; None before the block.
     """
 
     backbone: Backbone
     depth: int
     heads: Heads | None = None
     kept: Mapping[int, Tokens] = field(default_factory=dict)
+    entering: Tokens | None = None
 
     def project(self, tokens: Tokens) -> Heads:
         """Queries, keys and values of ``tokens``; computed here if not known yet."""
@@ -86,8 +89,9 @@ def run(
         here = steps.get(depth, ())
         tokens = _take(here, "before", tokens, Block(backbone, depth, None, kept))
         heads = backbone.project(depth, tokens)
+        between = Block(backbone, depth, heads, kept, tokens)
         tokens = backbone.attend(depth, tokens, heads)
-        tokens = _take(here, "between", tokens, Block(backbone, depth, heads, kept))
+        tokens = _take(here, "between", tokens, between)
         tokens = backbone.transform(depth, tokens)
     if stop in taps:
         kept[stop] = tokens
@@ -98,5 +102,6 @@ def _take(steps: Sequence[Step], place: Place, tokens: Tokens, block: Block) -> 
     for step in steps:
         if step.place == place:
             tokens = step(tokens, block)
-            block = replace(block, heads=None)  # they describe the tokens before the step
+            # They describe the tokens before the step.
+            block = replace(block, heads=None, entering=None)
     return tokens

@@ -4,12 +4,12 @@ A preset is an entry of the table at the end of this file.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foveate.forward import Step
 from foveate.models import Model
-from foveate.reduction.agglomerate import Agglomerate
+from foveate.reduction.agglomerate import Agglomerate, Sketch
 from foveate.reduction.matching import (
     Action,
     Fuse,
@@ -20,6 +20,11 @@ from foveate.reduction.matching import (
     check_pairwise,
 )
 from foveate.reduction.plan import Plan, check_depths, check_options
+from foveate.reduction.predicted import (
+    LearnedImportance,
+    PredictedFactors,
+    PredictedModes,
+)
 from foveate.reduction.rates import DiffRate, prune_count
 from foveate.reduction.recover import Restore
 from foveate.reduction.regroup import NOTHING, Memory
@@ -29,6 +34,7 @@ from foveate.reduction.spectral import LeadsOnly, PullbackPairs
 from foveate.reduction.step import Reduce
 from foveate.scoring import Score, criteria
 from foveate.scoring.cropr import Cropr, load_queries
+from foveate.scoring.heads import Head, Kind, find_head
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,13 @@ class Setting:
         task = self.model.task(self.plan.task)
         num_probes, seed = self.options["num_probes"], self.options["seed"]
         return PulledProbes(task, self.plan.place, num_probes, seed)
+
+    def head(self, kind: Kind) -> Head:
+        """Learned head for the plan's task at this depth, on the model's device."""
+        source, task = self.options["head"], self.plan.task
+        head = find_head(source, self.model.name, task, self.depth, kind)
+        device = next(self.model.parameters()).device
+        return replace(head, network=head.network.to(device))
 
 
 @dataclass(frozen=True)
@@ -196,8 +209,23 @@ def _cropr(s: Setting) -> Action:
     return Prune(Cropr())
 
 
+def _agglomerate(sketch: Callable[[Setting], Sketch]) -> Callable[[Setting], Action]:
+    """Pullback agglomeration with a sketch from anywhere."""
+    return lambda s: Agglomerate(
+        s.before,
+        s.keep,
+        s.options["rounds"],
+        sketch(s),
+        s.options["seed"],
+        s.options["damping"],
+        s.options["ridge"],
+    )
+
+
 _SEED = {"seed": 0}
 _PROBES = {"num_probes": 48, "seed": 0}
+_HEAD = {"head": ""}
+_ROUNDS = {"rounds": 8, "damping": 0.3, "ridge": 1.0, "seed": 0}
 
 PRESETS: dict[str, Preset] = {
     "random": Preset(_prune(lambda s: criteria.Random(s.options["seed"])), options=_SEED),
@@ -245,17 +273,22 @@ PRESETS: dict[str, Preset] = {
     ),
     "cropr": Preset(_cropr, freeze=True, options={"queries": ""}),
     RESOLUTION: Preset(refuse_steps),
-    "foveate-oracle": Preset(
-        lambda s: Agglomerate(
-            s.before,
-            s.keep,
-            s.options["rounds"],
-            s.probes(),
-            s.options["seed"],
-            s.options["damping"],
-            s.options["ridge"],
-        ),
+    "importance": Preset(
+        lambda s: ManyToOne(LearnedImportance(s.head("importance"), s.plan.place)),
         proportional=True,
-        options={"rounds": 8, "damping": 0.3, "ridge": 1.0, **_PROBES},
+        options=_HEAD,
+    ),
+    "spn": Preset(
+        _agglomerate(lambda s: PredictedModes(s.head("metric"), s.plan.place)),
+        proportional=True,
+        options={**_ROUNDS, **_HEAD},
+    ),
+    "foveate": Preset(
+        _agglomerate(lambda s: PredictedFactors(s.head("factors"), s.plan.place)),
+        proportional=True,
+        options={**_ROUNDS, **_HEAD},
+    ),
+    "foveate-oracle": Preset(
+        _agglomerate(Setting.probes), proportional=True, options={**_ROUNDS, **_PROBES}
     ),
 }

@@ -13,7 +13,7 @@ from foveate.training.probes import Cut
 
 __all__ = ["leading_modes"]
 
-SEARCH = 4  # directions of output space searched, for each mode that is wanted
+SEARCH = 3  # directions of output space searched, for each mode that is wanted
 
 
 def leading_modes(
@@ -26,8 +26,8 @@ def leading_modes(
 ) -> dict[str, Tensor]:
     r"""Leading right singular vectors of the Jacobian with respect to the patches.
 
-    A block Krylov search in output space, with four directions for every mode or all there
-    are. Cost an image and cut: ``4 rank`` VJPs and nearly as many JVPs, at most M of each.
+    A block Krylov search in output space, with three directions for every mode or all there
+    are. Cost an image and cut: ``3 rank`` VJPs and nearly as many JVPs, at most M of each.
 
     Args:
         model: The model.
