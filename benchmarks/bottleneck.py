@@ -106,7 +106,7 @@ def train(options: argparse.Namespace, model: Model, record: dict) -> ThroughLat
         seed=options.seed,
         validate_every=options.validate_every,
     )
-    start = perf_counter()
+    start, spent = perf_counter(), record.get("training", {}).get("seconds", 0.0)
 
     def watch(now: Training) -> None:
         seconds = perf_counter() - start
@@ -135,7 +135,7 @@ def train(options: argparse.Namespace, model: Model, record: dict) -> ThroughLat
         "num_photographs": len(files),
         "num_parameters": sum(p.numel() for p in task.network.parameters()),
         "depths": list(task.network.shape.depths),
-        "seconds": perf_counter() - start,
+        "seconds": spent + perf_counter() - start,
     }
     return task
 
@@ -203,7 +203,7 @@ def print_summary(record: dict) -> None:
             error = value["standard_error"]
             spread = "" if error is None else f" +- {error:.2g}"
             cells.append(f"{name} {value['mean']:.4g}{spread}")
-        print(f"  {group:28}{', '.join(cells)}", flush=True)
+        print(f"  {group:30}{', '.join(cells)}", flush=True)
 
 
 def write(record: dict, file: Path) -> None:
