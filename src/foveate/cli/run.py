@@ -11,6 +11,7 @@ from foveate.cli.benchmark import benchmark
 from foveate.cli.compare import compare
 from foveate.cli.demo import demo
 from foveate.cli.diagnose import diagnose
+from foveate.cli.distill import distill
 from foveate.cli.interrupts import EXIT_CODE, heeded_interrupts
 from foveate.cli.options import laid_flat
 from foveate.cli.report import report
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, diagnose, compare, benchmark, report):
+for command in (demo, diagnose, distill, compare, benchmark, report):
     app.command()(laid_flat(command))
 
 

@@ -1,9 +1,10 @@
-"""Random crops of photographs: the same index always gives the same crop."""
+"""Photographs to learn from: random crops, or whole; an index always gives the same."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from PIL import Image, ImageOps
@@ -66,11 +67,7 @@ class Crops:
         """
         if not 0 <= index < self.num:
             raise IndexError(f"index must be from 0 to {self.num - 1}; got {index}.")
-        file = self.files[index % len(self.files)]
-        try:
-            picture = read_picture(file)
-        except ValueError as error:
-            raise ValueError(f"files must be readable; '{file}' {error}") from error
+        picture = _read(self.files[index % len(self.files)])
         generator = Generator().manual_seed(1_000_003 * self.seed + index)
         area, aspect, left, top, flip = torch.rand(5, generator=generator).tolist()
         width, height = crop_size(picture.size, self.scale, area, aspect)
@@ -83,6 +80,58 @@ class Crops:
     def batch(self, first: int, last: int) -> Tensor:
         """Crops ``first`` to ``last - 1``, ``(B, 3, size, size)``."""
         return torch.stack([self[index] for index in range(first, last)])
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Pictures as the model's transform prepares them, each once.
+
+    Attributes:
+        files: Pictures.
+        transform: Turns a picture into the model's input.
+
+    Raises:
+        ValueError: If there is no file.
+    """
+
+    files: Sequence[Path]
+    transform: ImageTransform
+    seed: ClassVar[int] = 0
+    scale: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        """Check that there is a file."""
+        if not self.files:
+            raise ValueError("files must name at least one picture; got none.")
+
+    def __len__(self) -> int:
+        """Pictures."""
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Picture ``index`` as the model's input, ``(3, size, size)``.
+
+        Args:
+            index: From 0 to below the number of pictures.
+
+        Returns:
+            The picture, prepared.
+
+        Raises:
+            ValueError: If its file cannot be read.
+        """
+        return self.transform(_read(self.files[index]))
+
+    def batch(self, first: int, last: int) -> Tensor:
+        """Pictures ``first`` to ``last - 1``, ``(B, 3, size, size)``."""
+        return torch.stack([self[index] for index in range(first, last)])
+
+
+def _read(file: Path) -> Image.Image:
+    try:
+        return read_picture(file)
+    except ValueError as error:
+        raise ValueError(f"files must be readable; '{file}' {error}") from error
 
 
 def crop_size(

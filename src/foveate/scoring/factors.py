@@ -1,5 +1,7 @@
 """What merging any two patches would change, predicted in one forward pass."""
 
+import math
+
 import torch
 from torch import Generator, Tensor, nn
 
@@ -78,6 +80,8 @@ class FactorNetwork(nn.Module):
         self.magnitude = nn.Linear(hidden, 1)
         initialise(self, generator)
         nn.init.zeros_(self.magnitude.weight)
+        # Rows start with the length of probes whose entries have a mean square of one.
+        nn.init.constant_(self.magnitude.bias, 0.5 * math.log(channels / dims))
         columns = torch.empty(channels, dims)
         self.columns = nn.Parameter(nn.init.normal_(columns, generator=generator))
 
@@ -119,4 +123,4 @@ class FactorNetwork(nn.Module):
             h = mlp(mix(h, key_bias))
         h = self.last(h[:, num_prefix:])
         scaled = widen(self.factors(h)) * widen(self.magnitude(h)).exp()
-        return scaled.unflatten(-1, (self.rows, self.dims)) / self.dims**0.5
+        return scaled.unflatten(-1, (self.rows, self.dims))

@@ -14,16 +14,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foveate.data.crops import Crops
+from foveate.data.crops import Crops, Photographs
 from foveate.models import Model
 from foveate.training.modes import leading_modes
 from foveate.training.probes import Cut, pull_back
 
-__all__ = ["Cut", "TargetSpec", "Targets", "compute_targets", "model_hash"]
+__all__ = ["Cut", "Pictures", "TargetSpec", "Targets", "compute_targets", "model_hash"]
 
 SHARD = 8  # images
 
 Progress = Callable[[int, int], None]
+Pictures = Crops | Photographs
+
+NAMES = {
+    "probes": ("tokens", "rows"),
+    "norms": ("tokens", "norm"),
+    "modes": ("tokens", "vectors", "energies", "importance"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class TargetSpec:
 
     Attributes:
         kind: ``probes`` for random signs pulled back to the patches of all cuts at once,
-            ``modes`` for the leading right singular vectors and their energies at the
-            tokens that enter a block.
+            ``norms`` for nothing but their norms, ``modes`` for the leading right singular
+            vectors and their energies at the tokens that enter a block.
         task: Name of a task of the model.
         cuts: Depths and places where the tokens are taken.
         rows: Probes, or modes.
@@ -43,7 +50,7 @@ class TargetSpec:
         ValueError: If there is no row or no cut, or modes are asked for elsewhere.
     """
 
-    kind: Literal["probes", "modes"]
+    kind: Literal["probes", "norms", "modes"]
     task: str
     cuts: tuple[Cut, ...]
     rows: int = 8
@@ -57,6 +64,11 @@ class TargetSpec:
             )
         if self.kind == "modes" and any(cut.place != "before" for cut in self.cuts):
             raise ValueError("place must be 'before' for modes; got 'between'.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is kept of every cut."""
+        return NAMES[self.kind]
 
 
 class Targets:
@@ -97,22 +109,22 @@ class Targets:
 
 def compute_targets(
     model: Model,
-    crops: Crops,
+    pictures: Pictures,
     spec: TargetSpec,
     folder: Path,
     progress: Progress | None = None,
 ) -> Path:
-    """Compute the targets of all crops that are not on disk yet.
+    """Compute the targets of all pictures that are not on disk yet.
 
     Shards of eight images are written one by one, each in one move, so that a run that is
     killed goes on where it was. Under ``accelerate launch`` the processes share the shards.
-    More crops of the same list, later, add shards. Cost an image: one forward pass, and a
+    A longer list of crops, later, adds shards. Cost an image: one forward pass, and a
     backward pass from the output to the first cut for each probe; for modes see
     :func:`~foveate.training.modes.leading_modes`.
 
     Args:
         model: The model.
-        crops: Its images.
+        pictures: Its images.
         spec: What to compute.
         folder: Where to.
         progress: Told how many images are done, and how many there are.
@@ -124,22 +136,22 @@ def compute_targets(
         ValueError: If the folder holds targets of something else; the message names what
             differs. Or if a shard is broken.
     """
-    manifest = describe(model, crops, spec)
+    manifest = describe(model, pictures, spec)
     folder.mkdir(parents=True, exist_ok=True)
     _check_manifest(folder / "manifest.json", manifest)
     state = PartialState()
-    shards = range(-(-len(crops) // SHARD))
+    shards = range(-(-len(pictures) // SHARD))
     for shard in shards[state.process_index :: state.num_processes]:
-        _one_shard(model, crops, spec, _file(folder, shard), manifest)
+        _one_shard(model, pictures, spec, _file(folder, shard), manifest)
         if progress is not None:
-            progress(min(len(crops), (shard + 1) * SHARD), len(crops))
+            progress(min(len(pictures), (shard + 1) * SHARD), len(pictures))
     state.wait_for_everyone()
     return folder
 
 
-def describe(model: Model, crops: Crops, spec: TargetSpec) -> dict[str, Any]:
-    """What targets depend on, as JSON; the number of crops is not among it."""
-    files = [[file.name, file.stat().st_size] for file in crops.files]
+def describe(model: Model, pictures: Pictures, spec: TargetSpec) -> dict[str, Any]:
+    """What targets depend on, as JSON; the number of pictures is not among it."""
+    files = [[file.name, file.stat().st_size] for file in pictures.files]
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     return {
         "format": "foveate-targets",
@@ -147,9 +159,9 @@ def describe(model: Model, crops: Crops, spec: TargetSpec) -> dict[str, Any]:
         "model": model.name,
         "model_hash": model_hash(model),
         "files": digest,
-        "size": crops.transform.size,
-        "scale": list(crops.scale),
-        "crop_seed": crops.seed,
+        "size": pictures.transform.size,
+        "scale": None if pictures.scale is None else list(pictures.scale),
+        "crop_seed": pictures.seed,
         **json.loads(json.dumps(asdict(spec))),
     }
 
@@ -185,19 +197,24 @@ def _compare(found: dict[str, Any], expected: dict[str, Any], name: str) -> None
 
 
 def _one_shard(
-    model: Model, crops: Crops, spec: TargetSpec, file: Path, manifest: dict[str, Any]
+    model: Model, pictures: Pictures, spec: TargetSpec, file: Path, manifest: dict[str, Any]
 ) -> None:
     first = int(file.stem.removeprefix("targets-")) * SHARD
-    last = min(len(crops), first + SHARD)
+    last = min(len(pictures), first + SHARD)
     if file.exists() and _holds(file, manifest, last - first):
         return
-    images = crops.batch(first, last)
+    images = pictures.batch(first, last).to(next(model.parameters()))
     seed = spec.seed * 1_000_003 + first
-    compute = pull_back if spec.kind == "probes" else leading_modes
+    compute = leading_modes if spec.kind == "modes" else pull_back
     found = compute(model, spec.task, images, spec.cuts, spec.rows, seed)
+    wanted = {f"{name}.{cut}" for name in spec.names for cut in spec.cuts}
     metadata = {"manifest": json.dumps(manifest), "count": str(last - first)}
     partial = file.with_suffix(f".partial{PartialState().process_index}")
-    save_file({k: v.contiguous().cpu() for k, v in found.items()}, partial, metadata)
+    save_file(
+        {k: v.contiguous().cpu() for k, v in found.items() if k in wanted},
+        partial,
+        metadata,
+    )
     partial.replace(file)
 
 
