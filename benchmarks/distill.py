@@ -10,6 +10,7 @@ Seconds of targets already in the cache are not counted, and the record says how
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -63,7 +64,7 @@ def taught(model, course: Course, options: argparse.Namespace) -> dict:
 
 def computed(times: list[float]) -> float | None:
     """Median seconds an image of shards that were not in the cache; None if all were."""
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False) if b - a > 0.1]
+    gaps = [b - a for a, b in pairwise(times) if b - a > 0.1]
     return sorted(gaps)[len(gaps) // 2] / 8 if gaps else None
 
 
