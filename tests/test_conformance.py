@@ -37,8 +37,8 @@ def model_of(network):
 
 
 def planned(model, method, task, counts, **settings):
-    """A plan; oracles with two probes."""
-    options = {"num_probes": 2} if "num_probes" in PRESETS[method].options else {}
+    """A plan; oracles with two probes, heads as they are drawn."""
+    options = tiny.options_of(method, model.name, task)
     return plan_for(model, method, task, tiny.GRID, counts, options=options, **settings)
 
 
@@ -115,11 +115,10 @@ def test_tokens(network, method):
     backbone = model.backbone
     with torch.no_grad():
         kept = reduced.tokens_at(images, (0, 1, 2, 3))
-        tokens = kept[0]
-        heads = backbone.project(0, tokens)
-        tokens = backbone.attend(0, tokens, heads)
+        heads = backbone.project(0, kept[0])
+        tokens = backbone.attend(0, kept[0], heads)
         (step,) = reduced.steps["0"]
-        after = step(tokens, Block(backbone, 0, heads, {}))
+        after = step(tokens, Block(backbone, 0, heads, {}, kept[0]))
     num_prefix = tokens.layout.num_prefix
     assert [kept[d].x.shape[1] - num_prefix for d in kept] == [35, 24, 18, 35]
     assert torch.equal(after.prefix, tokens.prefix)

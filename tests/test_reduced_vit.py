@@ -26,10 +26,9 @@ FORWARD_ONLY = [name for name in METHODS if "num_probes" not in PRESETS[name].op
 
 
 def fewer(model, method="tome", task="saliency", counts=None, **settings):
-    """A reduced model; oracles with four probes."""
+    """A reduced model; oracles with four probes, heads as they are drawn."""
     counts = {0: 25, 1: 18} if counts is None else counts
-    if "num_probes" in PRESETS[method].options:
-        settings.setdefault("options", {"num_probes": 4})
+    settings.setdefault("options", tiny.options_of(method, model.name, task, 4))
     return reduce(model, plan_for(model, method, task, tiny.GRID, counts, **settings))
 
 
@@ -96,7 +95,10 @@ def test_alpha_and_memory_reach_the_output(model, images):
 def test_one_two_or_three_patches_work(model, method, num_patches):  # FastVGGT#25
     images = tiny.random_images((tiny.PATCH, tiny.PATCH * num_patches))
     least = num_patches - num_patches // 2
-    plan = plan_for(model, method, "saliency", (1, num_patches), {1: least})
+    options = tiny.options_of(method, model.name, "saliency")
+    plan = plan_for(
+        model, method, "saliency", (1, num_patches), {1: least}, options=options
+    )
     y = reduce(model, plan)(images)
     assert y.isfinite().all()
     assert y.shape == (2, 1, tiny.PATCH, tiny.PATCH * num_patches)
@@ -205,7 +207,9 @@ def test_bfloat16_autocast_runs_and_is_close(model, images, method):
     assert (found - truth).norm() < 0.05 * truth.norm()
 
 
-@pytest.mark.parametrize("method", ["tome", "pitome", "agglomerate", "foveate-oracle"])
+@pytest.mark.parametrize(
+    "method", ["tome", "pitome", "agglomerate", "foveate-oracle", *tiny.HEAD_KINDS]
+)
 def test_a_half_precision_model_stays_finite(images, method):
     model = tiny.dense_model(torch.bfloat16)
     y = fewer(model, method)(images.bfloat16())
@@ -221,7 +225,9 @@ def test_the_batch_is_not_looked_at(model):  # eomt#73
         assert_close(reduced(images[b : b + 1])[0], together[b], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["tome", "coverage", "evit", "agglomerate"])
+@pytest.mark.parametrize(
+    "method", ["tome", "coverage", "evit", "agglomerate", "importance", "foveate"]
+)
 def test_one_graph_is_compiled_once(short_model, images, method):  # tomesd#40
     reduced = fewer(short_model, method, counts={0: 20}, fuse_last=0)
     torch._dynamo.reset()

@@ -48,7 +48,7 @@ def test_tokens_of_every_method(single_model, method):
         kept = reduced.tokens_at(images, (0, 1, 2, 6))
         heads = backbone.project(0, kept[0])
         tokens = backbone.attend(0, kept[0], heads)
-        after = reduced.steps["0"][0](tokens, Block(backbone, 0, heads, {}))
+        after = reduced.steps["0"][0](tokens, Block(backbone, 0, heads, {}, kept[0]))
     assert [k.num_patches for k in kept.values()] == [35, 24, 18, 35]
     assert torch.equal(after.prefix, tokens.prefix)
     if method in MERGING:

@@ -5,7 +5,12 @@ and registers too, so that a forgotten one shows. Images are 20 x 28 pixels (5 x
 the position grid of the transformers models is 6 x 6, as they can hold only a square one.
 """
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -329,3 +334,60 @@ def dense_model(dtype: torch.dtype = torch.float32):
     tasks = {"cls": ClassToken(), "saliency": Saliency(decoder)}
     backbone = open_backbone(hf_dinov2())
     return Model("tiny", backbone, tasks, ImageTransform(IMAGE[0])).to(dtype).eval()
+
+
+# --- untrained heads, for the methods that need one ---------------------------------------
+
+HEAD_CONFIG = {
+    "importance": {"channels": WIDTH, "hidden": 12, "num_heads": 2},
+    "metric": {
+        "channels": WIDTH,
+        "rank": 3,
+        "hidden": 12,
+        "num_heads": 2,
+        "reach": "patches",
+    },
+    "factors": {"channels": WIDTH, "rows": 4, "dims": 5, "hidden": 12, "num_heads": 2},
+}
+HEAD_KINDS = {"importance": "importance", "spn": "metric", "foveate": "factors"}
+
+
+def untrained_head(kind: str, **changes):
+    """A head with random weights, for the class token of the tiny model at depth 0."""
+    from foveate.scoring.heads import Head, build_network
+
+    config = HEAD_CONFIG[kind]
+    fields = {
+        "network": randomise(build_network(kind, config)),
+        "kind": kind,
+        "model": "tiny",
+        "task": "cls",
+        "depth": 0,
+        "place": "between" if kind == "factors" else "before",
+        "config": config,
+        "provenance": {"seed": 0},
+    }
+    return Head(**{**fields, **changes})
+
+
+@cache
+def head_folder(model: str, task: str) -> str:
+    """A folder with untrained heads of all kinds at all depths, made once."""
+    from foveate.scoring.heads import head_name, save_head
+
+    folder = Path(tempfile.mkdtemp(prefix="foveate-heads-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for kind in HEAD_CONFIG:
+        for depth in range(DEPTH):
+            head = untrained_head(kind, model=model, task=task, depth=depth)
+            save_head(head, folder / head_name(task, depth, kind))
+    return str(folder)
+
+
+def options_of(method: str, model: str, task: str, num_probes: int = 2) -> dict:
+    """What a preset must be given on a tiny network, and probes few enough for a test."""
+    from foveate.reduction.presets import PRESETS
+
+    known = PRESETS[method].options
+    options = {"num_probes": num_probes} if "num_probes" in known else {}
+    return options | ({"head": head_folder(model, task)} if "head" in known else {})

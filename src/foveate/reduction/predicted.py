@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.forward import Block, Place
+from foveate.scoring.attention import widen
 from foveate.scoring.factors import FactorNetwork
 from foveate.scoring.heads import Head
 from foveate.scoring.metric import SpectralPullbackNetwork
@@ -34,11 +35,12 @@ class _Reader(nn.Module):
                 "place must be 'between', where the head was trained; got 'before'."
             )
         self.network = head.network
-        self.reads = head.place
+        # The patches before the block are those that entered it.
+        self.looks_back = head.place == "before" and place == "between"
 
     def read(self, tokens: Tokens, block: Block) -> Tokens:
         """Tokens that the head is meant for, with sizes as they are now."""
-        if self.reads == "between" or block.heads is None:
+        if not self.looks_back:
             return tokens
         if block.entering is None:
             raise ValueError(
@@ -61,10 +63,18 @@ class LearnedImportance(_Reader):
 class PredictedFactors(_Reader):
     """Sketch: factors as a :class:`~foveate.scoring.factors.FactorNetwork` says."""
 
+    columns: Tensor
+
+    def __init__(self, head: Head, place: Place) -> None:
+        super().__init__(head, place)
+        # Once and not in every pass: they are the same for all images.
+        columns = cast(FactorNetwork, head.network).basis.detach()
+        self.register_buffer("columns", columns)
+
     @property
     def basis(self) -> Tensor:
-        """The network's shared columns, ``(C, D)``."""
-        return cast(FactorNetwork, self.network).basis.detach()
+        """The network's shared columns, ``(C, D)``, float32 at least."""
+        return widen(self.columns)
 
     @torch.no_grad()
     def forward(self, tokens: Tokens, block: Block) -> Tensor:

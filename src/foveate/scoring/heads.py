@@ -128,7 +128,7 @@ def load_head(file: Path) -> Head:
             f"head must have format '{FORMAT}' and version {VERSION}; {file} has "
             f"'{metadata.get('format')}' and {metadata.get('version')}."
         )
-    said = json.loads(metadata["head"])
+    said = _read_said(metadata.get("head", ""), file)
     network = build_network(said["kind"], said["config"])
     try:
         network.load_state_dict(state)
@@ -190,3 +190,16 @@ def _locate(source: str, model: str, task: str, depth: int, kind: Kind) -> Path:
 
 def _said(head: Head) -> dict[str, Any]:
     return {f.name: getattr(head, f.name) for f in fields(Head) if f.name != "network"}
+
+
+def _read_said(text: str, file: Path) -> dict[str, Any]:
+    expected = [f.name for f in fields(Head) if f.name != "network"]
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or set(said) != set(expected):
+        raise ValueError(
+            f"head must say what it is for ({', '.join(expected)}); {file} has '{text}'."
+        )
+    return said
