@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -141,8 +142,8 @@ def fit(
         Losses and scores.
 
     Raises:
-        ValueError: If there is no example, or a loss is not finite, or ``state`` belongs
-            to another recipe.
+        ValueError: If there is no example, or a loss or score is not finite, or ``state``
+            belongs to another recipe or network.
     """
     if not len(examples):
         raise ValueError("examples must hold at least one; got none.")
@@ -159,7 +160,7 @@ def fit(
         losses.clear()
         if watch is not None:
             watch(now)
-    run.restore_best()
+    run.finish()
     network.eval()
     return now
 
@@ -195,12 +196,12 @@ class _Run:
         for part in range(recipe.accumulate):
             index = self._mine(len(examples), step * recipe.accumulate + part)
             seed = (recipe.seed * 1_000_003 + step) * recipe.accumulate + part
-            generator = Generator().manual_seed(seed * 64 + accelerator.process_index)
+            generator = _generator(seed * 64 + accelerator.process_index)
             batch = {k: v.to(accelerator.device) for k, v in examples.batch(index).items()}
             with accelerator.autocast():
                 loss = objective(self.model, batch, generator)
             if not loss.isfinite():
-                raise ValueError(f"loss must be finite; got {float(loss)} at step {step}.")
+                raise ValueError(f"loss must be finite; got {loss.item()} at step {step}.")
             accelerator.backward(loss / recipe.accumulate)
             total += loss.detach() / recipe.accumulate
         accelerator.clip_grad_norm_(self.learned, recipe.clip)
@@ -215,12 +216,11 @@ class _Run:
         first = turn * size
         while len(order) < size:
             epoch, at = divmod(first + len(order), count)
-            generator = Generator().manual_seed(self.recipe.seed + 7919 * epoch)
+            generator = _generator(self.recipe.seed + 7919 * epoch)
             shuffled = torch.randperm(count, generator=generator)
             order += shuffled[at : at + size - len(order)].tolist()
-        return torch.tensor(
-            order[self.accelerator.process_index :: self.accelerator.num_processes]
-        )
+        here = self.accelerator
+        return torch.tensor(order[here.process_index :: here.num_processes])
 
     def check(
         self, now: Training, losses: Tensor, validate: Callable[[nn.Module], float] | None
@@ -233,6 +233,8 @@ class _Run:
             with torch.no_grad():
                 now.scores.append(float(validate(self.network)))
             self.network.train()
+            if not math.isfinite(now.scores[-1]):
+                raise ValueError(f"score must be finite; got {now.scores[-1]}.")
             best = max(range(len(now.scores)), key=now.scores.__getitem__)
             if best == len(now.scores) - 1:
                 self.best = _copy(self.network)
@@ -240,9 +242,10 @@ class _Run:
             now.stopped = now.is_late(self.recipe.patience)
         self._save(now)
 
-    def restore_best(self) -> None:
-        """Load the weights of the best validation."""
+    def finish(self) -> None:
+        """Load the weights of the best validation, and leave nothing of autocast behind."""
         check_weights(self.network)
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         if self.best:
             self.network.load_state_dict(self.best)
 
@@ -250,13 +253,14 @@ class _Run:
         """Go on from the file, if it is there."""
         if self.state is None or not self.state.exists():
             return Training()
-        saved = torch.load(self.state, weights_only=True)
-        if saved["recipe"] != asdict(self.recipe):
-            raise ValueError(
-                f"state must belong to this recipe; {self.state} was saved by another one."
-            )
-        self.network.load_state_dict(saved["network"])
+        saved = _load(self.state, self.recipe)
+        try:
+            self.network.load_state_dict(saved["network"])
+        except RuntimeError as error:
+            raise ValueError(f"state must belong to this network; {error}") from error
         self.optimizer.load_state_dict(saved["optimizer"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(saved["scaler"])
         self.best = saved["best"]
         return Training(**saved["training"])
 
@@ -270,6 +274,7 @@ class _Run:
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "best": self.best,
+            "scaler": (scaler := self.accelerator.scaler) and scaler.state_dict(),
         }
         partial = self.state.with_suffix(".partial")
         torch.save(saved, partial)
@@ -278,3 +283,18 @@ class _Run:
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().clone() for k, v in network.state_dict().items()}
+
+
+def _generator(seed: int) -> Generator:
+    """Source of randomness for a seed that may have outgrown 64 bits."""
+    return Generator().manual_seed(seed % 2**64)
+
+
+def _load(state: Path, recipe: Recipe) -> dict[str, Any]:
+    try:
+        saved = torch.load(state, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"state must be of a training; {state} is not.") from error
+    if saved["recipe"] != asdict(recipe):
+        raise ValueError(f"state must belong to this recipe; {state} is of another one.")
+    return saved
