@@ -68,7 +68,8 @@ class Crops:
         if not 0 <= index < self.num:
             raise IndexError(f"index must be from 0 to {self.num - 1}; got {index}.")
         picture = _read(self.files[index % len(self.files)])
-        generator = Generator().manual_seed(1_000_003 * self.seed + index)
+        # The largest seeds outgrow 64 bits here.
+        generator = Generator().manual_seed((1_000_003 * self.seed + index) % 2**64)
         area, aspect, left, top, flip = torch.rand(5, generator=generator).tolist()
         width, height = crop_size(picture.size, self.scale, area, aspect)
         x, y = left * (picture.width - width), top * (picture.height - height)
@@ -118,8 +119,11 @@ class Photographs:
             The picture, prepared.
 
         Raises:
+            IndexError: If there is no such picture.
             ValueError: If its file cannot be read.
         """
+        if not 0 <= index < len(self):
+            raise IndexError(f"index must be from 0 to {len(self) - 1}; got {index}.")
         return self.transform(_read(self.files[index]))
 
     def batch(self, first: int, last: int) -> Tensor:
