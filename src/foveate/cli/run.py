@@ -9,6 +9,7 @@ import typer
 
 from foveate.cli.benchmark import benchmark
 from foveate.cli.compare import compare
+from foveate.cli.data import data
 from foveate.cli.demo import demo
 from foveate.cli.diagnose import diagnose
 from foveate.cli.distill import distill
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 for command in (demo, diagnose, distill, compare, benchmark, report):
     app.command()(laid_flat(command))
+app.add_typer(data)
 
 
 @app.callback()

@@ -74,7 +74,7 @@ def open_imagenet(folder: str | Path) -> ImageNet:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(
-            f"data must be a folder with a folder for each synset; '{folder}'."
+            f"data must be a folder with a folder for each synset; got no such '{folder}'."
         )
     number = {name: index for index, name in enumerate(sorted(_synsets()))}
     found = sorted(f for f in folder.iterdir() if f.is_dir())
