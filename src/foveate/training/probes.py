@@ -94,32 +94,33 @@ def _run(
     """Output of the task, and the tokens at the cuts, with a graph from the first on."""
     backbone, task = model.backbone, model.task(name)
     taps = task.taps(backbone.num_blocks)
-    leaves: dict[Cut, Tokens] = {}
-    steps: dict[int, list[Step]] = {
-        depth: [_Leaf(cut, leaves) for cut in cuts if cut.depth == depth]
-        for depth in {cut.depth for cut in cuts}
-    }
-    tokens = backbone.embed(images)
-    _, kept = run(backbone, tokens, 0, taps[-1], steps, taps)
-    missing = [str(cut) for cut in cuts if cut not in leaves]
-    if missing:
+    wrong = [str(cut) for cut in cuts if not 0 <= cut.depth < taps[-1]]
+    if wrong:
         raise ValueError(
             f"cuts must lie before depth {taps[-1]}, the last that '{name}' reads; got "
-            f"{', '.join(missing)}."
+            f"{', '.join(wrong)}."
         )
+    first = min(cut.depth for cut in cuts)
+    with torch.no_grad():
+        tokens, early = run(backbone, backbone.embed(images), 0, first, taps=taps)
+    tokens = tokens.with_(x=tokens.x.detach().requires_grad_(True))
+    leaves: dict[Cut, Tokens] = {}
+    steps: dict[int, list[Step]] = {}
+    for cut in cuts:
+        steps.setdefault(cut.depth, []).append(_Leaf(cut, leaves))
+    _, late = run(backbone, tokens, first, taps[-1], steps, taps)
+    kept = early | late  # what is read at the first cut itself depends on it
     features = tuple(kept[d].x for d in taps)
     return task.decode(backbone, features, tokens.layout).flatten(1), leaves
 
 
 class _Leaf:
-    """A step that changes nothing but starts, at the first cut, the graph."""
+    """A step that changes nothing and keeps the tokens."""
 
     def __init__(self, cut: Cut, leaves: dict[Cut, Tokens]) -> None:
         self.cut, self.leaves = cut, leaves
         self.place: Place = cut.place
 
     def __call__(self, tokens: Tokens, block: Block) -> Tokens:
-        if not self.leaves:
-            tokens = tokens.with_(x=tokens.x.detach().requires_grad_(True))
         self.leaves[self.cut] = tokens
         return tokens

@@ -171,7 +171,8 @@ def model_hash(model: Model) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+        flat = weight.detach().cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
     return digest.hexdigest()
 
 
@@ -185,7 +186,11 @@ def _check_manifest(file: Path, manifest: dict[str, Any]) -> None:
         partial.write_text(json.dumps(manifest, indent=2) + "\n")
         partial.replace(file)
         return
-    _compare(json.loads(file.read_text()), manifest, str(file))
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"targets must have a manifest; {file}: {error}.") from error
+    _compare(found, manifest, str(file))
 
 
 def _compare(found: dict[str, Any], expected: dict[str, Any], name: str) -> None:
