@@ -141,7 +141,7 @@ def test_patches_that_do_not_matter_are_refused(double, double_images):
 # --- modes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rank", "tolerance"), [(12, 1e-6), (4, 0.06)])
+@pytest.mark.parametrize(("rank", "tolerance"), [(12, 1e-6), (4, 0.2)])
 def test_modes_are_those_of_the_svd_of_the_patch_columns(
     double, double_images, rank, tolerance
 ):
@@ -154,11 +154,12 @@ def test_modes_are_those_of_the_svd_of_the_patch_columns(
             _, values, right = np.linalg.svd(patches, full_matrices=False)
             energies = found[f"energies.{cut}"][image].double().numpy()
             np.testing.assert_allclose(energies, values[:rank] ** 2, rtol=tolerance)
+            assert (energies <= (1 + 1e-6) * values[:rank] ** 2).all()  # Ritz values
             vectors = found[f"vectors.{cut}"][image].double().flatten(1).numpy()
             vectors /= (N * tiny.WIDTH) ** 0.5
             np.testing.assert_allclose(vectors @ vectors.T, np.eye(rank), atol=2e-3)
             share = np.square(vectors @ right[:rank].T).sum() / rank
-            assert share > 1 - max(2 * tolerance, 2e-3)
+            assert share > 1 - max(tolerance, 2e-3)
             weighted = (values[:rank, None] * right[:rank]).reshape(rank, N, -1)
             truth = np.sqrt(np.square(weighted).sum((0, 2)))
             importance = found[f"importance.{cut}"][image].double().numpy()

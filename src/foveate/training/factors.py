@@ -9,6 +9,7 @@ from foveate.reduction.agglomerate import agglomerate, random_halves, round_coun
 from foveate.reduction.costs import Clusters, cancel, cosine_cost, squared_effects
 from foveate.reduction.regroup import Grouping, pick, sum_groups
 from foveate.scoring.factors import FactorNetwork
+from foveate.scoring.orthonormal import full_precision
 from foveate.training.loop import Batch
 
 __all__ = ["factor_loss", "merge_costs"]
@@ -23,9 +24,9 @@ CANCEL, RIDGE = 0.5, 1.0
 def factor_loss(network: nn.Module, batch: Batch, generator: Generator) -> Tensor:
     r"""Loss of a :class:`~foveate.scoring.factors.FactorNetwork`.
 
-    Half of the batches are about patches, half about clusters of them, merged by feature
-    cosine to a random share, so that factors learn to add up. The first term is the squared
-    error of the log of the cost of merging pairs,
+    A third of the batches is about patches, the others about clusters of them, merged by
+    feature cosine to a random share, so that factors learn to add up. The first term is the
+    squared error of the log of the cost of merging pairs,
     :math:`\log \tfrac1R \lVert (g_a - g_b)(f_a - f_b) \rVert^2`, weighed towards pairs that
     are cheap or are taken to be. The second, for clusters, is half the log of the share of
     the groups' true effect that is left after the shift that the predicted factors give
@@ -40,6 +41,12 @@ def factor_loss(network: nn.Module, batch: Batch, generator: Generator) -> Tenso
         A number.
     """
     true, predicted = _both(network, batch)
+    # Costs are differences of products, of which autocast would leave three digits.
+    with full_precision(true.feature):
+        return _loss(true, predicted, generator)
+
+
+def _loss(true: Clusters, predicted: Clusters, generator: Generator) -> Tensor:
     draw = int(torch.randint(1 << 30, (1,), generator=generator))
     keep = max(2, round(SHARES[draw % len(SHARES)] * true.size.shape[1]))
     group = None
