@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=20)
     parser.add_argument("--config", default="{}")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.3)
     parser.add_argument("--validate-every", type=int, default=500)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--half", action="store_true")
@@ -100,6 +101,7 @@ def main() -> None:
         recipe = Recipe(
             options.steps,
             learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
             validate_every=options.validate_every,
         )
         course = Course(
