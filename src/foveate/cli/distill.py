@@ -1,5 +1,7 @@
 """The command ``distill``."""
 
+from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -64,10 +66,12 @@ def distill(  # noqa: PLR0913 - options of a command
     from foveate.training.loop import Recipe
 
     check_directory(common.out)
-    check_directory(save.parent)
-    recipe = Recipe(steps, learning_rate=learning_rate, seed=common.seed, patience=patience)
+    _check_file(save)
+    recipe = Recipe(
+        steps, common.batch_size, learning_rate, seed=common.seed, patience=patience
+    )
     course = Course(kind, common.task, depth, source, crops, rank, probes, recipe=recipe)
-    train, held = find_images(images), find_images(val)
+    train, held = find_images(images), _named("val", find_images, val)
     model = open_model(common)
     with terminal.progress_bar("targets") as progress:
         where = cache or common.out / "targets"
@@ -89,8 +93,6 @@ def make_record(found: "Distilled", num_val: int, save: Path) -> dict[str, Any]:
     Returns:
         Finite numbers, texts and lists.
     """
-    from foveate.evaluation.compare import mean_and_error
-
     head, training = found.head, found.training
     course = head.provenance["course"]
     return {
@@ -103,8 +105,11 @@ def make_record(found: "Distilled", num_val: int, save: Path) -> dict[str, Any]:
         "num_parameters": sum(p.numel() for p in head.network.parameters()),
         "num_crops": course["num_crops"],
         "num_val": num_val,
-        **{name: mean_and_error(values) for name, values in found.measures.items()},
-        "per_image": found.measures,
+        **{name: _estimate(values) for name, values in found.measures.items()},
+        "per_image": {
+            name: [value if isfinite(value) else None for value in values]
+            for name, values in found.measures.items()
+        },
         "steps": training.step,
         "best_step": training.best_step,
         "losses": training.losses,
@@ -113,6 +118,30 @@ def make_record(found: "Distilled", num_val: int, save: Path) -> dict[str, Any]:
         "seconds": sum(found.seconds.values()),
         "seconds_of": found.seconds,
     }
+
+
+def _estimate(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard error over the images of which the measure is defined."""
+    from foveate.evaluation.compare import mean_and_error
+
+    defined = [value for value in values if isfinite(value)]
+    return mean_and_error(defined) if defined else {"mean": None, "standard_error": None}
+
+
+def _named(name: str, function: Callable[..., Any], path: Path) -> Any:  # noqa: ANN401
+    """Let a refusal name the option it is about."""
+    try:
+        return function(path)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_file(save: Path) -> None:
+    from foveate.report.records import check_directory
+
+    _named("save", check_directory, save.parent)
+    if save.is_dir():
+        raise ValueError(f"save must be a file; got the folder '{save}'.")
 
 
 def _print_state(now: "Training") -> None:
@@ -124,14 +153,12 @@ def _print_state(now: "Training") -> None:
 
 
 def _print(found: "Distilled", save: Path) -> None:
-    from foveate.evaluation.compare import mean_and_error
     from foveate.report import terminal
     from foveate.report.statistics import in_figures
 
     head = found.head
     title = f"{head.kind} of {head.model}, {head.task}, depth {head.depth}: {save}"
     rows = [
-        (name, in_figures(mean_and_error(values)))
-        for name, values in found.measures.items()
+        (name, in_figures(_estimate(values))) for name, values in found.measures.items()
     ]
     terminal.print_table(title, ("on validation photographs", ""), rows)

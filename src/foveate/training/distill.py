@@ -144,7 +144,7 @@ def distill(
         _Prepared(train, learn),
         learn.objective,
         course.recipe,
-        validate=lambda n: float(learn.measure(n, held)[learn.score].mean()),
+        validate=lambda n: float(_measure(n, learn, held)[learn.score].mean()),
         state=cache / f"{_state_name(model, course)}.state",
         watch=watch,
     )
@@ -158,7 +158,15 @@ def distill(
 @torch.no_grad()
 def measure_head(head: Head, learn: Pupil, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Measures of a head on validation targets, ``(B,)`` each, NaN where undefined."""
-    return learn.measure(head.network, held)
+    return _measure(head.network, learn, held)
+
+
+def _measure(
+    network: nn.Module, learn: Pupil, held: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Measures where the network is, which training may have put on an accelerator."""
+    device = next(network.parameters()).device
+    return learn.measure(network, {name: value.to(device) for name, value in held.items()})
 
 
 def _targets(
@@ -172,9 +180,12 @@ def _targets(
     spec = course.spec(exact)
     depths = "-".join(str(cut.depth) for cut in spec.cuts)
     part = "val" if isinstance(pictures, Photographs) else "train"
-    name = f"{part}-{spec.kind}-{spec.task}-{depths}-{spec.cuts[0].place}-{spec.rows}"
-    compute_targets(model, pictures, spec, cache / name, progress)
-    return Targets(cache / name, len(pictures), course.cut, spec.names)
+    rest = f"{spec.kind}-{spec.task}-{depths}-{spec.cuts[0].place}-{spec.rows}"
+    folder = compute_targets(model, pictures, spec, cache / f"{part}-{rest}", progress)
+    # An importance is learned from no vector, and they are nearly all of the shards.
+    unread = () if course.kind == "metric" else ("vectors", "energies")
+    names = [name for name in spec.names if name not in unread]
+    return Targets(folder, len(pictures), course.cut, names)
 
 
 def _network(model: Model, course: Course, learn: Pupil, train: Targets) -> nn.Module:

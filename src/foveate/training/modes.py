@@ -45,8 +45,14 @@ def leading_modes(
         :math:`\mathrm{imp}^*`, ``(B, N)``.
 
     Raises:
-        ValueError: If there are fewer outputs than modes.
+        ValueError: If there are fewer outputs than modes, or the model is in half
+            precision.
     """
+    if images.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "dtype must be float32 or float64 for modes, as half precision loses most of a "
+            f"Jacobian; got {str(images.dtype).removeprefix('torch.')}."
+        )
     result: dict[str, Tensor] = {}
     for cut in cuts:
         tap = open_tap(model.backbone, model.task(task), images, cut.depth)

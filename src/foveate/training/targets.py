@@ -22,6 +22,7 @@ from foveate.training.probes import Cut, pull_back
 __all__ = ["Cut", "Pictures", "TargetSpec", "Targets", "compute_targets", "model_hash"]
 
 SHARD = 8  # images
+MANIFEST = "manifest.json"
 
 Progress = Callable[[int, int], None]
 Pictures = Crops | Photographs
@@ -137,8 +138,7 @@ def compute_targets(
             differs. Or if a shard is broken.
     """
     manifest = describe(model, pictures, spec)
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_manifest(folder / "manifest.json", manifest)
+    _check_manifest(folder / MANIFEST, manifest)
     state = PartialState()
     shards = range(-(-len(pictures) // SHARD))
     for shard in shards[state.process_index :: state.num_processes]:
@@ -182,15 +182,20 @@ def _file(folder: Path, shard: int) -> Path:
 
 def _check_manifest(file: Path, manifest: dict[str, Any]) -> None:
     if not file.exists():
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(manifest, indent=2) + "\n")
-        partial.replace(file)
         return
     try:
         found = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"targets must have a manifest; {file}: {error}.") from error
     _compare(found, manifest, str(file))
+
+
+def _write_manifest(file: Path, manifest: dict[str, Any]) -> None:
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".partial{PartialState().process_index}")
+        partial.write_text(json.dumps(manifest, indent=2) + "\n")
+        partial.replace(file)
 
 
 def _compare(found: dict[str, Any], expected: dict[str, Any], name: str) -> None:
@@ -212,6 +217,7 @@ def _one_shard(
     seed = spec.seed * 1_000_003 + first
     compute = leading_modes if spec.kind == "modes" else pull_back
     found = compute(model, spec.task, images, spec.cuts, spec.rows, seed)
+    _write_manifest(file.with_name(MANIFEST), manifest)
     wanted = {f"{name}.{cut}" for name in spec.names for cut in spec.cuts}
     metadata = {"manifest": json.dumps(manifest), "count": str(last - first)}
     partial = file.with_suffix(f".partial{PartialState().process_index}")
