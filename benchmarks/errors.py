@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--place", default=None)
     parser.add_argument("--fuse-last", type=int, default=1)
     parser.add_argument("--probes", type=int, default=48)
+    parser.add_argument("--head", default="")
     parser.add_argument("--num-images", type=int, default=None)
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--out", type=Path, required=True)
@@ -106,6 +107,7 @@ def main() -> None:
         "place": options.place,
         "fuse_last": options.fuse_last,
         "num_probes": options.probes,
+        "head": options.head,
         **numbers,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,9 @@ class Reduction:
         float, Option(min=0, max=1, help="Share of its offset a patch gets back.")
     ] = 1.0
     probes: Annotated[int, Option(min=1, help="Of methods that back-propagate.")] = 48
+    head: Annotated[
+        str, Option(help="Learned head, or folder of heads; the package's own if empty.")
+    ] = ""
 
     def terms(self, seed: int) -> dict[str, Any]:
         """Keyword arguments of the library."""
@@ -70,6 +73,7 @@ class Reduction:
             "alpha": self.alpha,
             "num_probes": self.probes,
             "seed": seed,
+            "head": self.head,
         }
 
 

@@ -158,7 +158,7 @@ def compare(
         progress: Told how much is done, and how much there is.
         **terms: Fields of :class:`~foveate.evaluation.terms.Terms`: ``depths``,
             ``keeps`` or ``mac_ratios``, ``place``, ``fuse_last``, ``alpha``,
-            ``num_probes``, ``seed``.
+            ``num_probes``, ``seed``, ``head``.
 
     Returns:
         Errors, cosines and multiply-adds. What a method cannot do, such as pairwise merging

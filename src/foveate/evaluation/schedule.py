@@ -169,7 +169,7 @@ def _case(
     model: Model, layout: Layout, task: str, method: str, budget: Budget, terms: Terms
 ) -> Case:
     known = find_preset(method).options
-    given = {"seed": terms.seed, "num_probes": terms.num_probes}
+    given = {"seed": terms.seed, "num_probes": terms.num_probes, "head": terms.head}
     options = {name: value for name, value in given.items() if name in known}
     settings = {"fuse_last": budget.fuse_last, "alpha": budget.alpha, "options": options}
     counts = dict(budget.schedule)

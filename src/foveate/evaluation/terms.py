@@ -29,6 +29,8 @@ class Terms:
         alpha: Share of its offset from its stand-in that a removed patch gets back.
         num_probes: Probes an image of methods that back-propagate.
         seed: Source of all random choices of a method.
+        head: File of a learned head, or folder of heads, for methods that have one; those
+            of the package if empty.
     """
 
     depths: Sequence[int] | None = None
@@ -39,6 +41,7 @@ class Terms:
     alpha: float = 1.0
     num_probes: int = 48
     seed: int = 0
+    head: str = ""
 
     def __post_init__(self) -> None:
         """Refuse two kinds of budget at once, empty lists, and no probes.
