@@ -21,7 +21,7 @@ __all__ = [
     "plan_for_terms",
 ]
 
-DEFAULT_METHODS = (  # all that nothing has to be learned for
+DEFAULT_METHODS = (  # all that the user has to learn nothing for
     "random",
     "resolution",
     "norm",
@@ -34,6 +34,7 @@ DEFAULT_METHODS = (  # all that nothing has to be learned for
     "sensitivity",
     "pullback",
     "freeze",
+    "foveate",
     "foveate-oracle",
 )
 
