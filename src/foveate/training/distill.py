@@ -196,7 +196,7 @@ def _network(model: Model, course: Course, learn: Pupil, train: Targets) -> nn.M
     generator = Generator().manual_seed(course.recipe.seed)
     network = build_network(course.kind, {**config, "generator": generator})
     learn.calibrate(network, some)
-    return network
+    return network.to(next(model.parameters()).device)
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,8 @@ def compute_targets(
     """
     manifest = describe(model, pictures, spec)
     _check_manifest(folder / MANIFEST, manifest)
-    state = PartialState()
+    # A process has one device for good: without this, that of a GPU the model is not on.
+    state = PartialState(cpu=next(model.parameters()).device.type == "cpu")
     shards = range(-(-len(pictures) // SHARD))
     for shard in shards[state.process_index :: state.num_processes]:
         _one_shard(model, pictures, spec, _file(folder, shard), manifest)
