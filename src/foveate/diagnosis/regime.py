@@ -77,12 +77,14 @@ _ADVICE = {
     ),
     Regime.LOW_RANK_DELOCALISED: (
         "Few directions carry the task, but they are spread over all patches: do not score "
-        "patches. Merge by those directions instead: run `{compare} --methods "
-        "foveate-oracle,agglomerate`."
+        "patches. Merge by those directions instead: `{compare} --methods "
+        "foveate-oracle,agglomerate` shows what they are worth, and `foveate distill "
+        "metric --task {task} --depth {depth}` learns them."
     ),
     Regime.HIGH_RANK_LOCALISED: (
         "Many directions carry the task, but few patches hold them, so scores per patch "
-        "mean something, and merging pairs loses less still. Run `{compare} --methods "
+        "mean something (`foveate distill importance --task {task} --depth {depth}` learns "
+        "them), and merging pairs loses less still. Run `{compare} --methods "
         "foveate-oracle,sensitivity,tome`."
     ),
     Regime.BEYOND_BUDGET: (
@@ -105,4 +107,4 @@ def advise(regime: Regime, task: str, depth: int) -> str:
         Two or three sentences.
     """
     compare = f"foveate compare --task {task} --depths {min(depth, LATEST_STEP)}"
-    return _ADVICE[regime].format(task=task, compare=compare)
+    return _ADVICE[regime].format(task=task, depth=depth, compare=compare)
