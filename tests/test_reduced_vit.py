@@ -226,7 +226,7 @@ def test_the_batch_is_not_looked_at(model):  # eomt#73
 
 
 @pytest.mark.parametrize(
-    "method", ["tome", "coverage", "evit", "agglomerate", "importance", "foveate"]
+    "method", ["tome", "coverage", "evit", "agglomerate", "importance", "foveate", "spn"]
 )
 def test_one_graph_is_compiled_once(short_model, images, method):  # tomesd#40
     reduced = fewer(short_model, method, counts={0: 20}, fuse_last=0)

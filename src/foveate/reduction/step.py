@@ -35,6 +35,9 @@ class Reduce(nn.Module):
         if keep < 1:
             raise ValueError(f"keep must be at least 1 patch; got {keep}.")
         self.action = action
+        # Networks inside an action that is no module itself move and are saved as well.
+        inside = () if isinstance(action, nn.Module) else vars(action).values()
+        self.learned = nn.ModuleList(v for v in inside if isinstance(v, nn.Module))
         self.keep = keep
         self.place = place
         self.proportional = proportional
