@@ -44,8 +44,9 @@ def test_a_head_ranks_merges_of_photographs_it_has_not_seen(model, images, task,
     head = find_head("", model.name, task, depth, "factors")
     with torch.no_grad():
         true, predicted = merge_costs(head.network, batch)
-    # 0.79 and 0.61 over the validation photographs; cosines of features reach far less.
-    assert (spearman(predicted, true) > 0.4).all()
+    patches = batch["tokens"][:, 1:]
+    control = torch.cdist(patches[:, ::4], patches).flatten(1)  # which knows no task
+    assert spearman(predicted, true).mean() > spearman(control, true).mean() + 0.1
 
 
 def test_foveate_moves_the_output_less_than_tome_and_the_control(model, images):
