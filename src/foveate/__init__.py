@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from foveate.reduction.plan import Plan as Plan
     from foveate.reduction.presets import plan_for as plan_for
     from foveate.reduction.reduced_vit import reduce as reduce
+    from foveate.training.distill import Course as Course
+    from foveate.training.distill import distill as distill
 
 __version__ = "0.1.0"
 
@@ -27,6 +29,8 @@ _HOMES = {
     "Plan": "foveate.reduction.plan",
     "plan_for": "foveate.reduction.presets",
     "reduce": "foveate.reduction.reduced_vit",
+    "Course": "foveate.training.distill",
+    "distill": "foveate.training.distill",
     "Comparison": "foveate.evaluation.compare",
     "compare": "foveate.evaluation.compare",
     "Benchmark": "foveate.evaluation.benchmark",
