@@ -145,7 +145,7 @@ def distill(
         learn.objective,
         course.recipe,
         validate=lambda n: float(_measure(n, learn, held)[learn.score].mean()),
-        state=cache / f"{_state_name(model, course)}.state",
+        state=cache / f"{_state_name(model, course, [*images, *val])}.state",
         watch=watch,
     )
     trained = time.perf_counter()
@@ -213,9 +213,10 @@ class _Prepared:
         return self.pupil.prepare(self.targets.batch(index))
 
 
-def _state_name(model: Model, course: Course) -> str:
-    """Name that no other course shares."""
-    said = json.dumps([model_hash(model), asdict(course)], sort_keys=True, default=str)
+def _state_name(model: Model, course: Course, files: Sequence[Path]) -> str:
+    """Name that no other course shares, nor the same one on other photographs."""
+    seen = [[file.name, file.stat().st_size] for file in files]
+    said = json.dumps([model_hash(model), asdict(course), seen], default=str)
     return f"{course.kind}-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
