@@ -100,6 +100,15 @@ def test_a_visible_share_is_of_the_whole_object(folders):
     assert all(scene.visible[-1] == 1 for scene in seen)  # the frontmost
 
 
+def test_objects_behind_are_cut_off_at_all_sides_alike(folders):
+    scenes = scenes_of(folders, num=300, objects=(2, 2), scale=(0.3, 0.3))
+    boxes = torch.cat([scenes[i].boxes[:-1] for i in range(300)])
+    ends = torch.tensor([0, 0, SIZE, SIZE])
+    touching = (boxes == ends).sum(dim=0)
+    expected = 300 * 0.15  # the centre lies nearer to a side than half an object
+    assert (touching - expected).abs().max() < 4 * expected**0.5
+
+
 def test_all_is_drawn(folders):
     seen = [scenes_of(folders, num=200)[i] for i in range(200)]
     assert {scene.label for scene in seen} == {0, 1, 2}

@@ -111,7 +111,7 @@ def constructed(name):
     square, half, far = [4, 4, 14, 14], [4, 4, 14, 9], [25, 15, 35, 25]
     one = objects_of([square], [0])
     nothing = found_of([], [], [])
-    many = random_boxes(random, 150).tolist()
+    many, scores = random_boxes(random, 150).tolist(), random.random(150).tolist()
     cases = {
         "random": [random_image(random) for _ in range(6)],
         "crowds": [random_image(random, 30, 6, 0.5) for _ in range(6)],
@@ -135,11 +135,15 @@ def constructed(name):
                 objects_of([[0, 0, 20, 20], square], [0, 0], [True, False]),
             )
         ],
-        "over a hundred": [
+        "equal overlaps": [
             (
-                found_of(many, [0] * 150, random.random(150).tolist()),
-                objects_of(many[::10], [0] * 15),
+                found_of([[2, 0, 12, 10], [4, 0, 14, 10]], [0, 0], [0.9, 0.8]),
+                objects_of([[0, 0, 10, 10], [4, 0, 14, 10]], [0, 0]),
             )
+        ],
+        "over a hundred": [
+            (found_of([far] * 100 + [square], [0] * 101, [0.9] * 100 + [0.8]), one),
+            (found_of(many, [0] * 150, scores), objects_of(many[::10], [0] * 15)),
         ],
         "empty images between": [
             (nothing, objects_of([], [])),
@@ -165,6 +169,7 @@ CASES = (
     "overlap of one half",
     "equal scores",
     "crowd and object",
+    "equal overlaps",
     "over a hundred",
     "empty images between",
 )

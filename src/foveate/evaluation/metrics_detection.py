@@ -12,7 +12,8 @@ from foveate.data.coco import Objects, mask_api
 Kind = Literal["box", "mask"]
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
+# By numpy as in COCO's code: torch rounds a few otherwise, and a recall may equal one.
+RECALLS = torch.from_numpy(np.linspace(0, 1, 101))
 MAX_DETECTIONS = 100  # per image and class
 TINY = float(np.spacing(1))
 
