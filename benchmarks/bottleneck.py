@@ -23,13 +23,13 @@ import foveate as fv
 from foveate.bottleneck.examine import examine_latent
 from foveate.bottleneck.tap import ThroughLatent, open_latent
 from foveate.bottleneck.vae import save_bottleneck
+from foveate.data.crops import Crops
 from foveate.data.folder import (
     ImageTransform,
     Skipped,
     find_images,
     load_images,
     read_images,
-    read_picture,
 )
 from foveate.diagnosis.jacobian import TokenJacobian, check_adjoint
 from foveate.evaluation.compare import mean_and_error
@@ -45,40 +45,6 @@ from foveate.training.loop import Recipe, Training
 RANKS = ("rank_entropy", "rank_90", "rank_participation", "kappa_cap")
 FREE = ("num_images", "device", "out")  # may change when a run goes on
 SIZES = {"registers": "num_registers", "channels": "latent_channels", "width": "width"}
-
-
-class Crops:
-    """Random crops of photographs, flipped or not: the same ones for the same seed.
-
-    Args:
-        files: The photographs.
-        transform: Size and normalisation of the model.
-        num: Number of crops; photographs take turns.
-        seed: Of the crops.
-    """
-
-    def __init__(
-        self, files: list[Path], transform: ImageTransform, num: int, seed: int
-    ) -> None:
-        self.files, self.transform, self.num, self.seed = files, transform, num, seed
-
-    def __len__(self) -> int:
-        """Number of crops."""
-        return self.num
-
-    def __getitem__(self, index: int) -> Tensor:
-        """One crop, ``(3, size, size)``; it changes no state of the generators of torch."""
-        from torchvision.transforms import v2
-
-        size = (self.transform.size,) * 2
-        crop = v2.Compose([
-            v2.RandomResizedCrop(size, scale=(0.25, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-        ])
-        picture = read_picture(self.files[index % len(self.files)])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed * 1_000_003 + index)
-            return self.transform(crop(picture))
 
 
 def usable(files: list[Path], transform: ImageTransform) -> Iterator[Path]:

@@ -14,9 +14,8 @@ from foveate.reduction.regroup import (
     regroup,
     speak,
     sum_groups,
-    widen,
 )
-from foveate.tokens import Layout, Tokens
+from foveate.tokens import Layout, Tokens, widen
 from tests import handmade
 
 GROUP = torch.tensor([

@@ -101,3 +101,8 @@ class Tokens:
     def with_(self, **changes: Any) -> "Tokens":  # noqa: ANN401 - any field
         """Copy with some fields changed."""
         return replace(self, **changes)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Raise half precision to float32, in which sums are taken; leave the rest."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 from foveate.forward import Block
 from foveate.reduction.costs import Clusters, PairCost, PullbackCost, cancel, cosine_cost
 from foveate.reduction.matching import join
-from foveate.reduction.regroup import Grouping, widen
-from foveate.tokens import Tokens
+from foveate.reduction.regroup import Grouping
+from foveate.tokens import Tokens, widen
 
 
 class Sketch(Protocol):

@@ -18,10 +18,10 @@ from foveate.backbones import Backbone
 from foveate.forward import Block, Place, Step, run
 from foveate.reduction.matching import mean_keys
 from foveate.reduction.recover import recover
-from foveate.reduction.regroup import pick, speak, sum_groups, widen
+from foveate.reduction.regroup import pick, speak, sum_groups
 from foveate.scoring.criteria import class_attention
 from foveate.tasks import Task
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = [
     "MaskedRestore",

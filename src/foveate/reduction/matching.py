@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from foveate.forward import Block
-from foveate.reduction.regroup import Grouping, lead_groups, pick, widen
+from foveate.reduction.regroup import Grouping, lead_groups, pick
 from foveate.scoring import Score
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 _CHUNK = 2048  # rows of a similarity matrix held at once
 

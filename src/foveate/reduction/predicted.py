@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from foveate.forward import Block, Place
-from foveate.scoring.attention import widen
 from foveate.scoring.factors import FactorNetwork
 from foveate.scoring.heads import Head
 from foveate.scoring.metric import SpectralPullbackNetwork
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = ["LearnedImportance", "PredictedFactors", "PredictedModes"]
 

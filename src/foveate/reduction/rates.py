@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 from foveate.forward import Block
 from foveate.reduction.matching import best_partner, nearest_leads
 from foveate.reduction.plan import Plan
-from foveate.reduction.regroup import Grouping, lead_groups, pick, sum_groups, widen
+from foveate.reduction.regroup import Grouping, lead_groups, pick, sum_groups
 from foveate.scoring.criteria import class_attention
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = ["DiffRate", "prune_count"]
 

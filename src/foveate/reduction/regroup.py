@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,6 @@ def lead_groups(is_lead: Tensor, target: Tensor, keep: int) -> tuple[Tensor, Ten
     number = is_lead.cumsum(1) - 1  # right at leads, which is where it is read
     group = number.gather(1, target.clamp(min=0))
     return lead, torch.where(target < 0, -1, group)
-
-
-def widen(x: Tensor) -> Tensor:
-    """Raise half precision to float32, in which sums are taken; leave the rest."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Generator, Tensor
 from foveate.diagnosis.jacobian import Tail, TokenJacobian
 from foveate.forward import Block, Place, run
 from foveate.reduction.recover import recover
-from foveate.reduction.regroup import widen
 from foveate.tasks import Task
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from foveate.forward import Block
 from foveate.reduction.matching import Action, check_pairwise, join
-from foveate.reduction.regroup import Grouping, sum_groups, widen
+from foveate.reduction.regroup import Grouping, sum_groups
 from foveate.reduction.sketch import PulledProbes
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = ["Cost", "LeadsOnly", "Mean", "PullbackPairs", "important_leads", "pair_costs"]
 

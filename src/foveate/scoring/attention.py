@@ -13,7 +13,6 @@ __all__ = [
     "check_tokens",
     "initialise",
     "log_softplus",
-    "widen",
 ]
 
 
@@ -133,11 +132,6 @@ def log_softplus(x: Tensor) -> Tensor:
         The same shape and dtype.
     """
     return torch.where(x < -30, x, softplus(x.clamp(min=-30)).log())
-
-
-def widen(x: Tensor) -> Tensor:
-    """Raise half precision to float32; leave the rest."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_tokens(x: Tensor, channels: int, num_prefix: int) -> None:

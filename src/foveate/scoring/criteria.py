@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from foveate.forward import Block
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = [
     "Random",
@@ -52,7 +52,7 @@ class Random:
 
 def feature_norm(tokens: Tokens, block: Block) -> Tensor:
     """Euclidean norm of each patch's features, ``(B, K)``. Cost: K C."""
-    return _wide(tokens.patches).norm(dim=-1)
+    return widen(tokens.patches).norm(dim=-1)
 
 
 def class_attention(tokens: Tokens, block: Block) -> Tensor:
@@ -156,7 +156,7 @@ def key_redundancy(tokens: Tokens, block: Block) -> Tensor:
         Bolya et al., "Token merging: your ViT but faster" (ToMe), ICLR 2023, for comparing
         tokens by keys.
     """
-    keys = _wide(block.project(tokens).key[:, :, tokens.layout.num_prefix :]).mean(1)
+    keys = widen(block.project(tokens).key[:, :, tokens.layout.num_prefix :]).mean(1)
     index = torch.arange(tokens.num_patches, device=keys.device)
     nearest = []
     for rows, own in zip(keys.split(_ROWS, 1), index.split(_ROWS), strict=True):
@@ -175,12 +175,7 @@ def pairwise_cosine(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``(..., K, L)``, float32 if the rows are of half precision.
     """
-    return normalize(_wide(a), dim=-1) @ normalize(_wide(b), dim=-1).mT
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Raise half precision to float32; leave the rest."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return normalize(widen(a), dim=-1) @ normalize(widen(b), dim=-1).mT
 
 
 def _for_all_images(scores: tuple[float, ...], tokens: Tokens) -> Tensor:
@@ -190,7 +185,7 @@ def _for_all_images(scores: tuple[float, ...], tokens: Tokens) -> Tensor:
 
 def _attention(query: Tensor, key: Tensor, key_bias: Tensor | None) -> Tensor:
     """Rows of attention, ``(B, h, rows, d)`` x ``(B, h, T, d)`` to ``(B, h, rows, T)``."""
-    logits = _wide(query) @ _wide(key).mT / query.shape[-1] ** 0.5
+    logits = widen(query) @ widen(key).mT / query.shape[-1] ** 0.5
     return (logits if key_bias is None else logits + key_bias).softmax(-1)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from foveate.backbones import Heads, attention
 from foveate.forward import Block, run
 from foveate.models import Model
-from foveate.tokens import Tokens
+from foveate.tokens import Tokens, widen
 
 __all__ = ["Cropr", "load_queries", "save_queries", "train_queries"]
 
@@ -53,7 +53,7 @@ class Cropr:
                 the backbone has no class token.
         """
         heads = block.project(tokens)
-        key = _wide(heads.key[:, :, tokens.layout.num_prefix :])  # (B, h, K, d)
+        key = widen(heads.key[:, :, tokens.layout.num_prefix :])  # (B, h, K, d)
         if self.queries is None:
             if not block.backbone.has_class_token:
                 raise ValueError(
@@ -248,8 +248,3 @@ class _Observer:
         every = backbone.project(self.depth, kept[self.depth])
         num_prefix = tokens.layout.num_prefix
         return Heads(*(h[:, :, num_prefix:] for h in every)), output.flatten(1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Raise half precision to float32; leave the rest."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

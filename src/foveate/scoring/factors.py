@@ -11,9 +11,9 @@ from foveate.scoring.attention import (
     TokenMLP,
     check_tokens,
     initialise,
-    widen,
 )
 from foveate.scoring.orthonormal import cholesky_qr
+from foveate.tokens import widen
 
 __all__ = ["FactorNetwork"]
 

@@ -11,8 +11,8 @@ from foveate.scoring.attention import (
     check_tokens,
     initialise,
     log_softplus,
-    widen,
 )
+from foveate.tokens import widen
 
 __all__ = ["ImportanceHead"]
 

@@ -19,9 +19,9 @@ from foveate.scoring.attention import (
     check_tokens,
     initialise,
     log_softplus,
-    widen,
 )
 from foveate.scoring.orthonormal import cholesky_qr, full_precision
+from foveate.tokens import widen
 
 __all__ = ["PredictedMetric", "SpectralPullbackNetwork"]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -190,13 +190,19 @@ def _targets(
 
 def _network(model: Model, course: Course, learn: Pupil, train: Targets) -> nn.Module:
     some = learn.prepare(train.batch(torch.arange(min(CALIBRATE, len(train)))))
-    config = {"channels": some["tokens"].shape[2], **course.config}
-    if course.kind == "metric":
-        config = {"rank": course.rank, "reach": "patches", **config}
+    config = _config(course, some["tokens"].shape[2])
     generator = Generator().manual_seed(course.recipe.seed)
     network = build_network(course.kind, {**config, "generator": generator})
     learn.calibrate(network, some)
     return network.to(next(model.parameters()).device)
+
+
+def _config(course: Course, channels: int) -> dict[str, Any]:
+    """Arguments of the network."""
+    config = {"channels": channels, **course.config}
+    if course.kind == "metric":
+        config = {"rank": course.rank, "reach": "patches", **config}
+    return config
 
 
 @dataclass(frozen=True)
@@ -221,9 +227,7 @@ def _state_name(model: Model, course: Course, files: Sequence[Path]) -> str:
 
 
 def _head(model: Model, course: Course, network: nn.Module, training: Training) -> Head:
-    config = {"channels": network.channels, **course.config}
-    if course.kind == "metric":
-        config = {"rank": course.rank, "reach": "patches", **config}
+    config = _config(course, cast(int, network.channels))
     provenance = {
         "model_hash": model_hash(model),
         "course": json.loads(json.dumps(asdict(course))),

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-from foveate.scoring.attention import widen
 from foveate.scoring.metric import PredictedMetric
+from foveate.tokens import widen
 from foveate.training.measures import (
     alignment,
     check_modes,
