@@ -35,8 +35,29 @@ class ImageTransform:
         bicubic = functional.InterpolationMode.BICUBIC
         image = functional.resize(image, [self.size], interpolation=bicubic, antialias=True)
         image = functional.center_crop(image.clamp(0, 1), [self.size, self.size])
+        return self.normalise(image)
+
+    def normalise(self, image: Tensor) -> Tensor:
+        """Shift and scale the channels of values in [0, 1], ``(3, H, W)``."""
         mean, std = (tensor(v).view(3, 1, 1) for v in (self.mean, self.std))
         return (image - mean) / std
+
+    def whole(self, picture: Image.Image, size: tuple[int, int]) -> Tensor:
+        """Prepare all of a picture.
+
+        Args:
+            picture: The picture.
+            size: Height and width to resize it to (bicubic, antialias).
+
+        Returns:
+            ``(3, *size)``; a picture of that size passes unresampled.
+        """
+        from torchvision.transforms.v2 import functional
+
+        image = functional.pil_to_tensor(to_rgb(picture)).float() / 255
+        bicubic = functional.InterpolationMode.BICUBIC
+        image = functional.resize(image, [*size], interpolation=bicubic, antialias=True)
+        return self.normalise(image.clamp(0, 1))
 
 
 class Skipped(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foveate.data.coco import Objects, mask_api
+from foveate.tasks.detection import Found
 
 Kind = Literal["box", "mask"]
 
@@ -16,22 +17,6 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = torch.from_numpy(np.linspace(0, 1, 101))
 MAX_DETECTIONS = 100  # per image and class
 TINY = float(np.spacing(1))
-
-
-class Found(NamedTuple):
-    """What a model found in one image, n objects.
-
-    Attributes:
-        boxes: Left, top, right, bottom in pixels of the original image, ``(n, 4)``.
-        labels: Classes from 0, ``(n,)``.
-        scores: Confidence, ``(n,)``, higher first.
-        masks: ``(n, H, W)``, bool, at the original size; None if only boxes are found.
-    """
-
-    boxes: Tensor
-    labels: Tensor
-    scores: Tensor
-    masks: Tensor | None = None
 
 
 class Matches(NamedTuple):

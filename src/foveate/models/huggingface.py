@@ -178,6 +178,7 @@ def _take_depth_apart(network: nn.Module) -> tuple[nn.Module, dict[str, Task]]:
         depths,
         normalised=normalised,
         head_knows_grid=type(network).__name__ == "DepthAnythingForDepthEstimation",
+        relative=getattr(parts.config, "depth_estimation_type", "relative") == "relative",
     )
     return trunk, {"cls": ClassToken(), "depth": depth}
 

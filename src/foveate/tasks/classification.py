@@ -1,11 +1,13 @@
 """Class logits, by the classifier that a network was trained with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from foveate.backbones import Backbone
+from foveate.data.labelled import Target
 from foveate.tokens import Layout
 
 Pool = Callable[[Tensor, int], Tensor]
@@ -29,12 +31,17 @@ def class_token_and_mean_patch(x: Tensor, num_prefix: int) -> Tensor:
 class Logits(nn.Module):
     """Class logits before any softmax.
 
+    Under reduction, a mean over patches is one over the full grid: a removed patch counts
+    as what it is read back as, so that without offsets a patch counts by its size.
+
     Args:
         classifier: Takes what ``pool`` returns, gives ``(B, classes)``.
         pool: Takes the tokens ``(B, P + N, C)`` and P, gives ``(B, M)``.
         needs_grid: Whether ``pool`` reads patches.
         normalised: Whether ``pool`` reads tokens after the final norm, or before it.
     """
+
+    kind = "classification"
 
     def __init__(
         self,
@@ -60,3 +67,26 @@ class Logits(nn.Module):
         """Logits of each image, ``(B, classes)``."""
         x = backbone.finish(features[0]) if self.normalised else features[0]
         return self.classifier(self.pool(x, layout.num_prefix))
+
+    def loss(self, output: Tensor, targets: Sequence[Target], layout: Layout) -> Tensor:
+        """Cross-entropy.
+
+        Args:
+            output: Logits, ``(B, classes)``.
+            targets: Labels.
+            layout: Not looked at.
+
+        Returns:
+            Mean over the images, scalar.
+
+        Raises:
+            ValueError: If a target has no label.
+        """
+        labels = [target.label for target in targets]
+        if None in labels:
+            raise ValueError("targets must have a label for classification; one has none.")
+        return cross_entropy(output, torch.tensor(labels, device=output.device))
+
+    def predict(self, output: Tensor, layout: Layout) -> Sequence[Tensor]:
+        """Logits of each image, ``(classes,)``."""
+        return list(output)

@@ -1,5 +1,7 @@
 """Depth maps: neck and head of DPT and Depth Anything, on tokens of several depths."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +19,10 @@ class Depth(nn.Module):
         depths: Taps, ascending: the tokens that enter these blocks.
         normalised: Whether the neck reads tokens after the backbone's final norm.
         head_knows_grid: Whether ``head`` takes rows and columns, as Depth Anything's does.
+        relative: Whether it predicts disparity up to scale and shift, and not metres.
     """
 
+    kind = "depth"
     needs_grid = True
 
     def __init__(
@@ -29,6 +33,7 @@ class Depth(nn.Module):
         *,
         normalised: bool,
         head_knows_grid: bool,
+        relative: bool = True,
     ) -> None:
         super().__init__()
         self.neck = neck
@@ -36,6 +41,7 @@ class Depth(nn.Module):
         self.depths = depths
         self.normalised = normalised
         self.head_knows_grid = head_knows_grid
+        self.relative = relative
 
     def taps(self, num_blocks: int) -> tuple[int, ...]:
         """The depths it was built with."""
@@ -53,3 +59,7 @@ class Depth(nn.Module):
             )
         maps = self.neck(list(features), *layout.grid)
         return self.head(maps, *layout.grid) if self.head_knows_grid else self.head(maps)
+
+    def predict(self, output: Tensor, layout: Layout) -> Sequence[Tensor]:
+        """Map of each image, ``(H', W')``."""
+        return list(output)

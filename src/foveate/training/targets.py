@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foveate.data.crops import Crops, Photographs
 from foveate.models import Model
+from foveate.models.digest import model_hash
 from foveate.training.modes import leading_modes
 from foveate.training.probes import Cut, pull_back
 
@@ -165,16 +166,6 @@ def describe(model: Model, pictures: Pictures, spec: TargetSpec) -> dict[str, An
         "crop_seed": pictures.seed,
         **json.loads(json.dumps(asdict(spec))),
     }
-
-
-def model_hash(model: Model) -> str:
-    """Digest of all weights and buffers and their names."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        flat = weight.detach().cpu().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
-    return digest.hexdigest()
 
 
 def _file(folder: Path, shard: int) -> Path:
