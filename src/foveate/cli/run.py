@@ -13,9 +13,11 @@ from foveate.cli.data import data
 from foveate.cli.demo import demo
 from foveate.cli.diagnose import diagnose
 from foveate.cli.distill import distill
+from foveate.cli.evaluate import evaluate
 from foveate.cli.interrupts import EXIT_CODE, heeded_interrupts
 from foveate.cli.options import laid_flat
 from foveate.cli.report import report
+from foveate.cli.train import train
 
 REFUSED = 2
 
@@ -26,9 +28,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, diagnose, distill, compare, benchmark, report):
+for command in (demo, diagnose, distill, compare, benchmark, evaluate, report):
     app.command()(laid_flat(command))
 app.add_typer(data)
+app.add_typer(train)
 
 
 @app.callback()

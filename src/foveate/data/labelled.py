@@ -1,7 +1,7 @@
 """Pictures with what is true of them, whatever data set they come from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -93,6 +93,10 @@ class LabelledImages(Sequence[Example]):
         if not 0 <= index < len(self):
             raise IndexError(f"index must be from 0 to {len(self) - 1}; got {index}.")
         return self.read(self.source[index])
+
+    def first(self, num: int) -> "LabelledImages":
+        """The first pictures, all of them if ``num`` is 0 or more than there are."""
+        return replace(self, files=self.files[: num or None])
 
     def classes_for(self, kind: str) -> tuple[str, ...]:
         """Classes of a kind of task.
