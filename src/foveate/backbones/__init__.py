@@ -41,12 +41,14 @@ class Backbone(Protocol):
         num_channels: Channels of a token, C.
         num_heads: Attention heads of a block.
         has_class_token: Whether token 0 is a class token.
+        patch_size: Height and width of a patch in pixels.
     """
 
     num_blocks: int
     num_channels: int
     num_heads: int
     has_class_token: bool
+    patch_size: tuple[int, int]
 
     def embed(self, images: Tensor) -> Tokens:
         """Tokens that enter block 0, ``(B, 3, H, W) -> (B, P + N, C)``."""

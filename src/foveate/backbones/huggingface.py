@@ -233,9 +233,14 @@ class HuggingFaceBackbone(nn.Module):
 
     def attention_channels(self, depth: int) -> int:
         """Channels of all heads of block ``depth`` together."""
-        value = self.block(depth).get_submodule(_BLOCKS[self.block_kind].value)
-        assert isinstance(value, nn.Linear)
-        return value.out_features
+        value: Any = self.block(depth).get_submodule(_BLOCKS[self.block_kind].value)
+        return int(value.out_features)
+
+    def attention_layers(self, depth: int) -> tuple[str, ...]:
+        """Paths of a block's linear layers for queries, keys, values and output."""
+        names = _BLOCKS[self.block_kind]
+        here = (names.query, names.key, names.value, names.after_attention[0])
+        return tuple(f"{self.trunk.blocks}.{depth}.{path}" for path in here)
 
 
 def check_blocks(blocks: Iterable[nn.Module]) -> str:

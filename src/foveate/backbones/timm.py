@@ -150,6 +150,12 @@ class TimmBackbone(nn.Module):
         """Channels of all heads of block ``depth`` together."""
         return int(self.network.blocks[depth].attn.proj.in_features)
 
+    def attention_layers(self, depth: int) -> tuple[str, ...]:
+        """Paths of a block's linear layers for queries, keys, values and output."""
+        split = self.network.blocks[depth].attn.qkv is None
+        inner = ("q_proj", "k_proj", "v_proj") if split else ("qkv",)
+        return tuple(f"blocks.{depth}.attn.{name}" for name in (*inner, "proj"))
+
 
 def check_network(network: nn.Module) -> None:
     """Refuse a network that holds a part this adapter would have to guess.

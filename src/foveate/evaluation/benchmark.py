@@ -252,7 +252,7 @@ def noise(
     size = model.transform.size
     height, width = size, size
     if grid is not None:
-        high, wide = model.backbone.patch_size  # type: ignore[attr-defined]  # of adapters
+        high, wide = model.backbone.patch_size
         height, width = grid[0] * high, grid[1] * wide
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch_size, 3, height, width, generator=generator)

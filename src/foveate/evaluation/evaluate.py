@@ -126,8 +126,7 @@ def open_trial(model: Model, task: str, data: LabelledImages) -> Trial:
         ValueError: If the model has no such task, or the data no such labels.
     """
     decoder = labelled_task(model, task)
-    patch: tuple[int, int] = model.backbone.patch_size  # type: ignore[attr-defined]
-    scorer = find_scorer(decoder, model.transform, data, patch)
+    scorer = find_scorer(decoder, model.transform, data, model.backbone.patch_size)
     return Trial(decoder, scorer, lambda images: model.backbone.embed(images[:1]).layout)
 
 

@@ -117,7 +117,7 @@ def open_model(name: str | Path | nn.Module, size: int | None = None) -> Model:
     else:
         model = _from_name(name).requires_grad_(False)
     if size is not None:
-        high, wide = model.backbone.patch_size  # type: ignore[attr-defined]  # of adapters
+        high, wide = model.backbone.patch_size
         if size < 1 or size % high or size % wide:
             raise ValueError(
                 f"size must be a positive multiple of the patch size ({high}, {wide}); "

@@ -24,17 +24,20 @@ from foveate.tasks import Task
 from foveate.tokens import Tokens, widen
 
 __all__ = [
+    "ABSENT",
     "MaskedRestore",
     "MaskedStep",
     "Masks",
     "Rate",
     "Rates",
     "masked_output",
+    "nearest_lead",
     "read_masked",
+    "remember",
 ]
 
 _SPACING = 4  # between candidate counts
-_ABSENT = 1e-6  # size of a masked patch: its log is finite, and so are the gradients
+ABSENT = 1e-12  # size of a masked patch: its log is finite, and so are the gradients
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,14 @@ class MaskedStep:
             rank = order.argsort(dim=1)  # those removed before come last
             mask = (self.prune.mask * self.merge.mask)[rank]
             lead = alive & (mask > 0.5)
-            near = _nearest(x, lead)
+            near = nearest_lead(x, lead)
         mask = (self.prune.mask * self.merge.mask)[rank]
         joins = torch.where(alive & ~lead, self.prune.mask[rank], 0.0)  # (B, N)
         added = torch.stack([joins, joins * size], dim=-1)
         number, mass = sum_groups(added, near, x.shape[1]).unbind(-1)
         moved = x + sum_groups(x * joins[..., None], near, x.shape[1])
         moved = (moved / (1 + number[..., None])).to(tokens.x.dtype)
-        floor = torch.where(alive, _ABSENT, 1.0) * size.detach()
+        floor = torch.where(alive, ABSENT, 1.0) * size.detach()
         changed = tokens.with_(
             x=torch.cat([tokens.prefix, moved], dim=1),
             size=(size + mass) * mask + (1 - mask.detach()) * floor,
@@ -158,10 +161,12 @@ class MaskedStep:
             return changed
         with torch.no_grad():
             merged = joins.detach() > 0.5
-            speaker = torch.where(merged, near, _nearest(mean_keys(tokens, block), lead))
+            speaker = torch.where(
+                merged, near, nearest_lead(mean_keys(tokens, block), lead)
+            )
             here = torch.arange(x.shape[1], device=x.device)
             speaker = torch.where(alive & ~lead, speaker, here)
-        return _remember(tokens, changed, speaker, self.alpha)
+        return remember(tokens, changed, speaker, self.alpha)
 
 
 @dataclass
@@ -224,15 +229,35 @@ def read_masked(tokens: Tokens) -> Tokens:
     return full.with_(x=x)
 
 
-def _nearest(vectors: Tensor, lead: Tensor) -> Tensor:
-    """Lead of highest cosine to every patch, ``(B, N, d)`` to ``(B, N)``."""
+def nearest_lead(vectors: Tensor, lead: Tensor) -> Tensor:
+    """Lead of highest cosine to every patch.
+
+    Args:
+        vectors: ``(B, N, d)``.
+        lead: Whether a patch leads, ``(B, N)``, at least one an image.
+
+    Returns:
+        Index of the lead, ``(B, N)``.
+    """
     unit = normalize(vectors, dim=-1)
     cosine = (unit @ unit.mT).masked_fill(~lead[:, None], -2.0)
     return cosine.argmax(-1)
 
 
-def _remember(before: Tokens, after: Tokens, speaker: Tensor, alpha: float) -> Tokens:
-    """Note who speaks for every patch, and what it then lacks."""
+def remember(
+    before: Tokens, after: Tokens, speaker: Tensor, alpha: float | Tensor
+) -> Tokens:
+    """Note who speaks for every patch, and what it then lacks.
+
+    Args:
+        before: N patches before a step.
+        after: The same patches after it.
+        speaker: Patch that speaks for each from now on, ``(B, N)``.
+        alpha: Share of what it lacks that is stored, a number or ``(B, 1, 1)``.
+
+    Returns:
+        ``after`` with stand-ins and offsets.
+    """
     here = torch.arange(speaker.shape[1], device=speaker.device).expand_as(speaker)
     stand_in = here[..., None] if before.stand_in is None else before.stand_in  # (B, N, 1)
     lost = alpha * (before.patches - pick(after.patches, speaker))

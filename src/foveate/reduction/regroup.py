@@ -36,12 +36,18 @@ class Memory:
     """What is stored of a removed patch, for the day the grid is filled again.
 
     Attributes:
-        alpha: Share of what the stand-in lacks; 0 stores nothing.
+        alpha: Share of what the stand-in lacks, a number or ``(B, 1, 1)``; the number 0
+            stores nothing.
         freeze: Store the whole feature instead; the patch then has no stand-in.
     """
 
-    alpha: float = 0.0
+    alpha: float | Tensor = 0.0
     freeze: bool = False
+
+    @property
+    def stores(self) -> bool:
+        """Whether anything is stored."""
+        return self.freeze or isinstance(self.alpha, Tensor) or self.alpha != 0
 
 
 NOTHING = Memory()
@@ -67,7 +73,7 @@ def regroup(tokens: Tokens, grouping: Grouping, memory: Memory = NOTHING) -> Tok
     before = tokens.stand_in if tokens.stand_in is not None else _identity(tokens)
     x, size = _features(tokens, grouping)
     offset = tokens.offset
-    if memory.alpha or memory.freeze:
+    if memory.stores:
         lost = _lost(tokens.patches, x, grouping, memory)
         mine = speak(lost, before, tokens.weight)  # (B, K, C) -> (B, N, C)
         offset = mine if offset is None else offset + mine

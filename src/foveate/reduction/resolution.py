@@ -170,4 +170,4 @@ def coarser_grid(grid: Grid, fits: Callable[[Grid], bool]) -> Grid:
 
 
 def _patch_size(model: Model) -> Any:  # noqa: ANN401 - an attribute of all adapters
-    return model.backbone.patch_size  # type: ignore[attr-defined]
+    return model.backbone.patch_size

@@ -25,6 +25,7 @@ __all__ = [
     "feature_norm",
     "key_redundancy",
     "pairwise_cosine",
+    "prefix_attention",
     "received_attention",
 ]
 
@@ -81,8 +82,23 @@ def class_attention(tokens: Tokens, block: Block) -> Tensor:
             "class_attention must be given a backbone with a class token; got "
             f"{type(block.backbone).__name__} without one (received_attention needs none)."
         )
+    return prefix_attention(tokens, block, 0)
+
+
+def prefix_attention(tokens: Tokens, block: Block, index: int) -> Tensor:
+    """Attention that one prefix token pays to each patch, as :func:`class_attention`.
+
+    Args:
+        tokens: Tokens with K patches.
+        block: The block whose attention is read.
+        index: Which prefix token.
+
+    Returns:
+        Scores, ``(B, K)``, in [0, 1].
+    """
     heads = block.project(tokens)
-    row = _attention(heads.query[:, :, :1], heads.key, tokens.key_bias())  # (B, h, 1, T)
+    query = heads.query[:, :, index : index + 1]
+    row = _attention(query, heads.key, tokens.key_bias())  # (B, h, 1, T)
     return row.mean(1)[:, 0, tokens.layout.num_prefix :]
 
 

@@ -1,0 +1,182 @@
+"""What a task register learns: itself, how many to remove where, and what comes back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from foveate.adaptive.allocation import Limits, split_evenly
+from foveate.reduction.apportion import hamilton
+
+__all__ = ["Controller", "Pruning"]
+
+_FIRST_ALPHA = 0.8
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What is removed, and by whom.
+
+    Attributes:
+        depths: Blocks with a step, ascending.
+        remove: Patches to remove, over all depths.
+        least: Fewest at each depth; zeros if empty.
+        most: Most at each depth; ``remove`` if empty.
+        action: ``prune`` drops a patch; ``merge`` adds it, by size, to its stand-in, with
+            proportional attention.
+        selection: Whose attention ranks patches: a ``register``'s or the ``class`` token's.
+        allocation: Counts ``learned`` by a readout, or ``static``, as even as can be.
+        recovery: Share of its offset that a removed patch gets back, ``learned`` by a
+            readout or a number in [0, 1].
+        fuse_last: Blocks at the end that run on the full grid again.
+        one_way: Whether the other tokens do not see the register.
+        temperature: Of the soft selection, in units of log attention.
+
+    Raises:
+        ValueError: If a number is out of range, or a budget cannot be met.
+    """
+
+    depths: tuple[int, ...]
+    remove: int
+    least: tuple[int, ...] = ()
+    most: tuple[int, ...] = ()
+    action: Literal["prune", "merge"] = "prune"
+    selection: Literal["register", "class"] = "register"
+    allocation: Literal["learned", "static"] = "learned"
+    recovery: float | Literal["learned"] = "learned"
+    fuse_last: int = 0
+    one_way: bool = False
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not self.depths or list(self.depths) != sorted(set(self.depths)):
+            raise ValueError(f"depths must ascend; got {list(self.depths)}.")
+        choices: Mapping[str, tuple[str, ...]] = {
+            "action": ("prune", "merge"),
+            "selection": ("register", "class"),
+            "allocation": ("learned", "static"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}; got "
+                    f"'{getattr(self, name)}'."
+                )
+        alpha = self.recovery
+        if alpha != "learned" and not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
+            raise ValueError(f"recovery must be 'learned' or from 0 to 1; got {alpha!r}.")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive; got {self.temperature}.")
+        assert self.limits.total == self.remove
+
+    @property
+    def limits(self) -> Limits:
+        """The budget and its bounds."""
+        number = len(self.depths)
+        least = self.least or (0,) * number
+        return Limits(self.remove, least, self.most or (self.remove,) * number)
+
+
+class Controller(nn.Module):
+    """The trained parts of a task's pruning: C + 2 (C + 1) numbers.
+
+    The readouts see the state of the register (or of the class token) between attention
+    and MLP, normalised without weights. At the start counts are even.
+
+    Args:
+        channels: Channels of a token, C.
+        pruning: What is removed.
+        register: Where the register starts, ``(C,)``; None for selection by class token.
+
+    Raises:
+        ValueError: If a register is missing or given in vain.
+    """
+
+    counts: Tensor
+
+    def __init__(self, channels: int, pruning: Pruning, register: Tensor | None) -> None:
+        super().__init__()
+        if (register is None) != (pruning.selection == "class"):
+            raise ValueError(
+                "register must be given for selection 'register', and for no other; got "
+                f"{register} for '{pruning.selection}'."
+            )
+        self.pruning = pruning
+        self.register = None if register is None else nn.Parameter(register.clone().float())
+        even = split_evenly(pruning.limits)
+        self.register_buffer("counts", torch.tensor(even))
+        left = [pruning.remove - sum(even[:i]) for i in range(len(even))]
+        ratio = torch.tensor([c / max(1, n) for c, n in zip(even, left, strict=True)])
+        self.first = ratio.clamp(0.01, 0.99).logit().tolist()
+        learned = pruning.allocation == "learned"
+        self.allocate = _readout(channels, 0.0) if learned else None
+        bias = torch.tensor(_FIRST_ALPHA).logit().item()
+        self.recover = _readout(channels, bias) if pruning.recovery == "learned" else None
+
+    def share(self, index: int, state: Tensor) -> Tensor:
+        """Share of what remains to be removed that goes at one depth.
+
+        Args:
+            index: Which of the depths.
+            state: Of the register there, ``(B, C)``.
+
+        Returns:
+            ``(B,)``, in (0, 1).
+
+        Raises:
+            ValueError: If allocation is static.
+        """
+        if self.allocate is None:
+            raise ValueError("allocation must be 'learned' to have shares; it is 'static'.")
+        logit = self.allocate(_normalised(state))[:, 0]
+        return (logit + self.first[index]).sigmoid()
+
+    def alpha(self, state: Tensor) -> float | Tensor:
+        """Share of its offset that a patch removed at one depth gets back.
+
+        Args:
+            state: Of the register there, ``(B, C)``.
+
+        Returns:
+            ``(B, 1, 1)``, in (0, 1), or the number that is set.
+        """
+        if self.recover is None:
+            return float(self.pruning.recovery)
+        return self.recover(_normalised(state)).sigmoid()[:, :, None]
+
+    @torch.no_grad()
+    def freeze(self, counts: Tensor) -> None:
+        """Set the counts that inference runs with.
+
+        Args:
+            counts: Of calibration images, ``(M, depths)``; each row sums to the budget.
+        """
+        mean = counts.double().mean(0).tolist()
+        limits = self.pruning.limits
+        whole = hamilton(mean, limits.total, limits.least, limits.most)
+        self.counts.copy_(torch.tensor(whole))
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers that are trained, by part."""
+        parts: dict[str, Any] = {"allocation": self.allocate, "recovery": self.recover}
+        found = {
+            name: 0 if part is None else sum(p.numel() for p in part.parameters())
+            for name, part in parts.items()
+        }
+        return {"register": 0 if self.register is None else len(self.register), **found}
+
+
+def _readout(channels: int, bias: float) -> nn.Linear:
+    """Linear layer that says the same of every state at first."""
+    layer = nn.Linear(channels, 1)
+    nn.init.zeros_(layer.weight)
+    nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def _normalised(state: Tensor) -> Tensor:
+    return layer_norm(state.float(), state.shape[-1:])

@@ -1,0 +1,191 @@
+"""One step of a controller, in two forms: masked to be learned, gathered to be fast."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foveate.adaptive.allocation import among_images, settle
+from foveate.adaptive.controller import Controller
+from foveate.adaptive.soft_top_k import straight_through_top_k
+from foveate.forward import Block, Place
+from foveate.reduction.masked import ABSENT, nearest_lead, remember
+from foveate.reduction.matching import ManyToOne, Prune, mean_keys
+from foveate.reduction.regroup import NOTHING, Memory, regroup, sum_groups
+from foveate.scoring.criteria import prefix_attention
+from foveate.tokens import Tokens, widen
+
+__all__ = ["GatheredStep", "Ledger", "MaskedStep", "selection_score"]
+
+
+def selection_score(tokens: Tokens, block: Block, controller: Controller) -> Tensor:
+    r"""Log of the attention that the controller's token pays to each patch.
+
+    Its query and the patches' keys are the block's own, so there are no new weights, and
+    only one row of attention is computed: T h d multiply-adds an image.
+
+    Args:
+        tokens: Tokens with K patches.
+        block: Their block.
+        controller: Says whose attention it is.
+
+    Returns:
+        ``(B, K)``, float32; higher = keep.
+    """
+    attention = prefix_attention(tokens, block, place_of(tokens, controller))
+    return attention.clamp(min=torch.finfo(attention.dtype).tiny).log()
+
+
+def place_of(tokens: Tokens, controller: Controller) -> int:
+    """Index of the token that controls: the register, or the class token."""
+    return 0 if controller.register is None else tokens.layout.num_prefix - 1
+
+
+@dataclass
+class GatheredStep:
+    """Remove a fixed number of patches, as the controller's token ranks them.
+
+    Attributes:
+        controller: Ranks, and says what comes back.
+        index: Which of its depths.
+        count: Patches to remove.
+        needs_grid: Whether the task reads removed patches.
+        place: Between attention and MLP, where projections are free.
+    """
+
+    controller: Controller
+    index: int
+    count: int
+    needs_grid: bool
+    place: Place = "between"
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+        """Tokens with ``count`` patches fewer."""
+        if not self.count:
+            return tokens
+        merges = self.controller.pruning.action == "merge"
+        # Autocast would round attention to eight bits, in which the close ones tie.
+        with torch.autocast(tokens.x.device.type, enabled=False):
+            action = ManyToOne(self._score) if merges else Prune(self._score, True)
+            grouping = action(tokens, block, tokens.num_patches - self.count)
+        memory = NOTHING
+        if self.needs_grid:
+            state = tokens.x[:, place_of(tokens, self.controller)]
+            memory = Memory(self.controller.alpha(state))
+        return regroup(tokens, grouping, memory).with_(proportional=merges)
+
+    def _score(self, tokens: Tokens, block: Block) -> Tensor:
+        return selection_score(tokens, block, self.controller)
+
+
+@dataclass
+class Ledger:
+    """What one pass has left of its budget; made anew for every pass.
+
+    Attributes:
+        remaining: Patches still to be removed from each image, ``(B,)``.
+        counts: What has been taken at each depth, ``(B,)`` each, differentiable.
+        alphas: What each depth gives back.
+        scores: Log attention at each depth, ``(B, N)``.
+        masks: What was kept at each depth, ``(B, N)``.
+    """
+
+    remaining: Tensor
+    counts: list[Tensor] = field(default_factory=list)
+    alphas: list[float | Tensor] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
+    masks: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class MaskedStep:
+    """The same step with all patches in their places, differentiable in every choice.
+
+    A removed patch has a vanishing size, so that no token sees it; masks are
+    straight-through, so the forward values are those of :class:`GatheredStep`.
+
+    Attributes:
+        controller: Ranks, and says how many and what comes back.
+        index: Which of its depths.
+        ledger: What the pass has left.
+        needs_grid: Whether the task reads removed patches.
+        counting: ``learned``, alike for all images of a batch by their mean share;
+            ``frozen``; or ``images``, the frozen count of a batch dealt out among them.
+        place: Between attention and MLP.
+    """
+
+    controller: Controller
+    index: int
+    ledger: Ledger
+    needs_grid: bool
+    counting: str = "learned"
+    place: Place = "between"
+
+    def __call__(self, tokens: Tokens, block: Block) -> Tokens:
+        """Mask what is removed. N patches come and go, ``(B, P + N, C)``."""
+        alive = tokens.sizes().detach() > 0.5
+        state = tokens.x[:, place_of(tokens, self.controller)]
+        count = self._count(state, alive)
+        score = selection_score(tokens, block, self.controller)
+        left = alive.sum(1).to(count.dtype) - count
+        temperature = self.controller.pruning.temperature
+        mask = straight_through_top_k(score, left, alive, temperature)
+        ledger = self.ledger
+        ledger.remaining = ledger.remaining - count
+        ledger.counts.append(count)
+        ledger.scores.append(score.detach())
+        ledger.masks.append(mask.detach() > 0.5)
+        with torch.no_grad():
+            lead = alive & (mask > 0.5)
+            here = torch.arange(alive.shape[1], device=alive.device)
+            near = nearest_lead(mean_keys(tokens, block), lead)
+            speaker = torch.where(alive & ~lead, near, here)
+        changed = _masked(tokens, mask, alive)
+        if self.controller.pruning.action == "merge":
+            changed = _merged(tokens, mask, alive, speaker)
+        if not self.needs_grid:
+            return changed
+        alpha = self.controller.alpha(state)
+        ledger.alphas.append(alpha)
+        return remember(tokens, changed, speaker, alpha)
+
+    def _count(self, state: Tensor, alive: Tensor) -> Tensor:
+        """How many patches of each image go, ``(B,)``."""
+        controller, index = self.controller, self.index
+        fixed = int(controller.counts[index])
+        remaining = self.ledger.remaining
+        if self.counting == "frozen" or controller.allocate is None:
+            return torch.full_like(remaining, float(fixed))
+        share = controller.share(index, state)
+        if self.counting == "images":
+            most = (alive.sum(1) - 1).tolist()
+            return among_images(share.detach(), fixed, most)
+        mean = share.mean().expand_as(remaining)
+        return settle(controller.pruning.limits, index, remaining, mean)
+
+
+def _masked(tokens: Tokens, mask: Tensor, alive: Tensor) -> Tokens:
+    """Sizes of the patches, nearly zero for those that are gone."""
+    size = tokens.sizes()
+    floor = torch.where(alive, ABSENT, 1.0) * size.detach()
+    kept = size * mask + (1 - mask.detach()) * floor
+    return tokens.with_(size=kept, proportional=True)
+
+
+def _merged(tokens: Tokens, mask: Tensor, alive: Tensor, speaker: Tensor) -> Tokens:
+    """Add what goes to who speaks for it, by size."""
+    x, size = widen(tokens.patches), tokens.sizes()
+    given = torch.where(alive, size * (1 - mask), 0.0)  # (B, N)
+    # A patch that stays may give as well, backwards: its own stand-in is not known.
+    given = torch.where(mask.detach() > 0.5, 0.0, given)
+    number = x.shape[1]
+    more = sum_groups(torch.cat([x, torch.ones_like(x[..., :1])], -1) * given[..., None],
+                      speaker, number)  # fmt: skip
+    total = size + more[..., -1]
+    moved = (x * size[..., None] + more[..., :-1]) / total[..., None]
+    floor = torch.where(alive, ABSENT, 1.0) * size.detach()
+    return tokens.with_(
+        x=torch.cat([tokens.prefix, moved.to(tokens.x.dtype)], dim=1),
+        size=total * mask + (1 - mask.detach()) * floor,
+        proportional=True,
+    )
