@@ -97,7 +97,7 @@ def test_a_device_without_a_record_of_memory_has_no_ratio():
 def test_a_timed_call_computes_the_same_bits(dense_model, images, method, task, settings):
     plan = plan_for(dense_model, method, task, GRID, {1: 20}, **settings)
     with torch.no_grad():
-        found = TimedCall(dense_model, task, plan)(images, Clock(CPU))
+        found = TimedCall.by_plan(dense_model, plan)(images, Clock(CPU))
         assert torch.equal(found, reduce(dense_model, plan)(images))
         full = TimedCall(dense_model, task)(images, Clock(CPU))
     assert torch.equal(full, dense_model(images, task))
@@ -107,7 +107,8 @@ def test_a_timed_call_computes_the_same_bits(dense_model, images, method, task, 
 def test_parts_of_a_call_lie_within_each_other(dense_model, images, ticking):
     def seconds(task, plan=None):
         clock = Clock(CPU)
-        TimedCall(dense_model, task, plan)(images, clock)
+        call = TimedCall.by_plan(dense_model, plan) if plan else TimedCall(dense_model, task)
+        call(images, clock)
         return clock.seconds()
 
     # Looks: start of model and encoder; a pair for each step; end of encoder and model.

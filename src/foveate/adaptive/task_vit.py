@@ -1,6 +1,6 @@
 """A model whose tokens a task's controller thins out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.adaptive.controller import Controller, Pruning
+from foveate.adaptive.lora import use_lora
 from foveate.adaptive.steps import GatheredStep, Ledger, MaskedStep
 from foveate.backbones.registers import WithRegister, first_register
 from foveate.forward import Step, run
@@ -17,7 +18,7 @@ from foveate.reduction.plan import Plan, check_depths
 from foveate.reduction.recover import Restore, recover
 from foveate.tokens import Tokens
 
-__all__ = ["Insight", "TaskViT", "open_task_vit"]
+__all__ = ["Insight", "TaskViT", "open_task_vit", "run_mixed"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,19 @@ class TaskViT(nn.Module):
         task: Name of its task.
         controller: What is removed.
         grid: Rows and columns of patches that the budget is meant for.
+        lora: Low-rank update of the model to run with; None for none.
 
     Raises:
         ValueError: If the budget does not fit the grid or the task.
     """
 
     def __init__(
-        self, model: Model, task: str, controller: Controller, grid: tuple[int, int]
+        self,
+        model: Model,
+        task: str,
+        controller: Controller,
+        grid: tuple[int, int],
+        lora: str | None = None,
     ) -> None:
         super().__init__()
         pruning, decoder = controller.pruning, model.task(task)
@@ -71,7 +78,7 @@ class TaskViT(nn.Module):
         check_depths(
             Plan("controller", task, grid, schedule, fuse_last=fuse), last, last - fuse
         )
-        self.model, self.task, self.grid = model, task, grid
+        self.model, self.task, self.grid, self.lora = model, task, grid, lora
         self.controller = controller
         self.restore = last - fuse if fuse else None
         register, backbone = controller.register, model.backbone
@@ -184,6 +191,8 @@ class TaskViT(nn.Module):
         return output, ledger
 
     def _start(self, images: Tensor) -> tuple[tuple[int, ...], Tokens]:
+        if self.lora is not None:
+            use_lora(self.model, self.lora)
         backbone, decoder = self.controlled.backbone, self.model.task(self.task)
         tokens = backbone.embed(images)
         if tokens.layout.grid != self.grid:
@@ -194,13 +203,16 @@ class TaskViT(nn.Module):
         return decoder.taps(backbone.num_blocks), tokens
 
 
-def open_task_vit(model: Model, task: str, pruning: Pruning) -> TaskViT:
+def open_task_vit(
+    model: Model, task: str, pruning: Pruning, lora: str | None = None
+) -> TaskViT:
     """Model with an untrained controller: even counts, a register like the class token.
 
     Args:
         model: The model.
         task: Name of its task.
         pruning: What to remove.
+        lora: Low-rank update of the model to run with.
 
     Returns:
         The pruned model, on the model's device, in its mode.
@@ -216,4 +228,33 @@ def open_task_vit(model: Model, task: str, pruning: Pruning) -> TaskViT:
     if pruning.selection == "register":
         register = first_register(model.backbone, image)
     controller = Controller(model.backbone.num_channels, pruning, register).to(like.device)
-    return TaskViT(model, task, controller, grid).train(model.training)
+    return TaskViT(model, task, controller, grid, lora).train(model.training)
+
+
+@torch.no_grad()
+def run_mixed(
+    models: Mapping[str, TaskViT], images: Tensor, tasks: Sequence[str]
+) -> list[Tensor]:
+    """Run a batch whose images are for different tasks.
+
+    Args:
+        models: Pruned models by task; they may share one backbone.
+        images: ``(B, 3, H, W)``.
+        tasks: Task of each image.
+
+    Returns:
+        Raw output of each image, in the order of the images; every task runs once.
+
+    Raises:
+        ValueError: If there is not one task an image, or a task has no model.
+    """
+    if len(tasks) != len(images) or set(tasks) - set(models):
+        raise ValueError(
+            f"tasks must be one of {', '.join(models)} for each of {len(images)} images; "
+            f"got {list(tasks)}."
+        )
+    outputs: dict[int, Tensor] = {}
+    for task in dict.fromkeys(tasks):
+        rows = [row for row, name in enumerate(tasks) if name == task]
+        outputs.update(zip(rows, models[task](images[rows]), strict=True))
+    return [outputs[row] for row in range(len(images))]

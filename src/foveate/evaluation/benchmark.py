@@ -207,22 +207,48 @@ def benchmark(
             "images and batch_size must be at least 1, rounds 2 and warmup 0; got "
             f"{len(images)}, {batch_size}, {rounds} and {warmup}."
         )
-    batch = images[torch.arange(batch_size) % len(images)]
-    layout = model.backbone.embed(batch[:1]).layout
+    layout = model.backbone.embed(images[:1]).layout
     check_plan(plan, plan.task, layout.grid)
-    calls = (TimedCall(model, plan.task), TimedCall(model, plan.task, plan))
+    calls = (TimedCall(model, plan.task), TimedCall.by_plan(model, plan))
+    batch = images[torch.arange(batch_size) % len(images)]
+    macs = plan_macs(model, plan, layout)
+    return time_pair(calls, plan, macs, batch, rounds, warmup, progress)
+
+
+def time_pair(
+    calls: tuple[TimedCall, TimedCall],
+    plan: Plan,
+    macs: tuple[int, int],
+    batch: Tensor,
+    rounds: int = 20,
+    warmup: int = 3,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Run two models in turn, as :func:`benchmark` does.
+
+    Args:
+        calls: The full and the reduced model.
+        plan: What the reduced one does.
+        macs: Multiply-adds of their blocks for one image.
+        batch: Images, ``(B, 3, H, W)``.
+        rounds: Pairs of calls that count.
+        warmup: Pairs before them.
+        progress: Told how much is done, and how much there is.
+
+    Returns:
+        Seconds, bytes and what follows from them.
+    """
     pairs = []
     for done in range(warmup + rounds):
         pairs.append(_pair(*calls, batch, full_first=bool(done % 2)))
         if progress:
             progress(done + 1, warmup + rounds)
-    macs, fewer = plan_macs(model, plan, layout)
     conditions = Conditions(
         str(batch.device),
         torch.get_num_threads(),
         str(batch.dtype).removeprefix("torch."),
-        batch_size,
-        layout.image_size,
+        len(batch),
+        (batch.shape[-2], batch.shape[-1]),
         rounds,
         warmup,
     )
@@ -231,8 +257,10 @@ def benchmark(
         peak_bytes(partial(call, batch, Clock(batch.device)), batch.device)
         for call in calls
     ]
+    model = calls[0].model
     memory = _memory(held_bytes(model) + batch.nbytes, *peaks)
-    return Benchmark(model.name, plan, conditions, macs / fewer, full, reduced, memory)
+    ratio = macs[0] / macs[1]
+    return Benchmark(model.name, plan, conditions, ratio, full, reduced, memory)
 
 
 def noise(

@@ -3,7 +3,7 @@
 from foveate.models import Model
 from foveate.reduction.macs import block_macs, token_counts
 from foveate.reduction.plan import Plan
-from foveate.reduction.presets import find_preset
+from foveate.reduction.presets import PRESETS
 from foveate.tokens import Layout
 
 __all__ = ["back_propagates", "plan_macs", "restore_depth"]
@@ -37,7 +37,7 @@ def plan_macs(model: Model, plan: Plan, layout: Layout) -> tuple[int, int]:
 
 def back_propagates(plan: Plan) -> bool:
     """Whether a plan's method asks the Jacobian at inference: an oracle, not a saving."""
-    return "num_probes" in find_preset(plan.method).options
+    return plan.method in PRESETS and "num_probes" in PRESETS[plan.method].options
 
 
 def restore_depth(model: Model, task: str, fuse_last: int) -> int | None:

@@ -67,21 +67,38 @@ class TimedModel(Model):
 
 
 class TimedCall:
-    """A call of a model, in full or by a plan, timed as ``model``.
+    """A call of a model, timed as ``model``.
 
     Args:
         model: The model.
         task: Name of the task.
-        plan: What to do; None for the full model.
-
-    Raises:
-        ValueError: If the plan does not fit the model.
+        steps: What to do at the blocks.
+        smaller: Plan for smaller images, in place of steps.
     """
 
-    def __init__(self, model: Model, task: str, plan: Plan | None = None) -> None:
+    def __init__(
+        self, model: Model, task: str, steps: Steps = NO_STEPS, smaller: Plan | None = None
+    ) -> None:
         self.model, self.task = model, task
-        self.smaller = plan if plan and plan.method == RESOLUTION else None
-        self.steps = build_steps(model, plan) if plan and not self.smaller else NO_STEPS
+        self.steps, self.smaller = steps, smaller
+
+    @staticmethod
+    def by_plan(model: Model, plan: Plan) -> "TimedCall":
+        """A call by a plan.
+
+        Args:
+            model: The model.
+            plan: What to do.
+
+        Returns:
+            The call.
+
+        Raises:
+            ValueError: If the plan does not fit the model.
+        """
+        if plan.method == RESOLUTION:
+            return TimedCall(model, plan.task, smaller=plan)
+        return TimedCall(model, plan.task, build_steps(model, plan))
 
     def __call__(self, images: Tensor, clock: Clock) -> Tensor:
         """Raw output of the task; the times go to the clock."""

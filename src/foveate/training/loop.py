@@ -45,6 +45,8 @@ class Recipe:
         seed: Order of the examples, and what the objective draws.
         validate_every: Updates between validations, at which the state is saved as well.
         patience: Validations without a better score after which to stop; None for never.
+        factors: Factor of the rate, by the beginning of a parameter's name; the longest
+            that fits counts.
 
     Raises:
         ValueError: If a number is out of range.
@@ -61,6 +63,7 @@ class Recipe:
     seed: int = 0
     validate_every: int = 250
     patience: int | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -72,6 +75,11 @@ class Recipe:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be from 0 to below 1; got {self.warmup}.")
+
+    def factor(self, name: str) -> float:
+        """Factor of the rate of a parameter."""
+        fits = [prefix for prefix in self.factors if name.startswith(prefix)]
+        return self.factors[max(fits, key=len)] if fits else 1.0
 
     def rate(self, step: int) -> float:
         """Learning rate of update ``step``, from 0."""
@@ -175,13 +183,7 @@ class _Run:
             cpu=next(network.parameters()).device.type == "cpu",
         )
         learned = [p for p in network.parameters() if p.requires_grad]
-        groups = [
-            {
-                "params": [p for p in learned if p.ndim > 1],
-                "weight_decay": recipe.weight_decay,
-            },
-            {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        groups = _groups(network, recipe)
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
         self.learned = learned
         self.model, self.optimizer = self.accelerator.prepare(network, optimizer)
@@ -191,7 +193,7 @@ class _Run:
         """One update; the mean loss of its passes."""
         accelerator, recipe = self.accelerator, self.recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
+            group["lr"] = recipe.rate(step) * group["factor"]
         total = torch.zeros((), device=accelerator.device)
         for part in range(recipe.accumulate):
             index = self._mine(len(examples), step * recipe.accumulate + part)
@@ -279,6 +281,23 @@ class _Run:
         partial = self.state.with_suffix(".partial")
         torch.save(saved, partial)
         partial.replace(self.state)
+
+
+def _groups(network: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Parameters by the factor of their rate and whether they decay: matrices do."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            key = (recipe.factor(name), parameter.ndim > 1)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": params,
+            "weight_decay": recipe.weight_decay if decays else 0.0,
+            "factor": scale,
+        }
+        for (scale, decays), params in groups.items()
+    ]
 
 
 def _copy(network: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,273 @@
+"""Training a pruned model on labelled pictures: by task registers, or by any method."""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from foveate.adaptive.controller import Pruning
+from foveate.adaptive.lora import add_lora, lora_parameters, share
+from foveate.adaptive.task_vit import TaskViT, open_task_vit
+from foveate.data.labelled import Target
+from foveate.models import Model
+from foveate.models.checkpoint import add_heads
+from foveate.reduction.plan import Plan
+from foveate.reduction.reduced_vit import ReducedViT, reduce
+from foveate.tokens import Layout
+from foveate.training.loop import Batch, Recipe, Training, Watch, fit
+from foveate.training.views import Views
+
+__all__ = ["FullViT", "Pruned", "TapCourse", "build_pruned", "train_pruned"]
+
+Form = Literal["tap-j", "tap-f"]
+
+
+@dataclass(frozen=True)
+class TapCourse:
+    """What to train, and how.
+
+    Attributes:
+        form: ``tap-j`` fine-tunes a backbone of its own; ``tap-f`` leaves the backbone as
+            it is and trains a low-rank update of it.
+        task: Name of a task with a head that can be trained; it is trained as well.
+        recipe: Steps, batch size, rates.
+        pruning: What a controller removes; None for another method, or none.
+        plan: What another method removes.
+        rank: Of the low-rank update.
+        backbone_rate: Factor of the learning rate for the backbone's own weights.
+        calibrate: Views whose mean counts are frozen at the end.
+
+    Raises:
+        ValueError: If both a pruning and a plan are given.
+    """
+
+    form: Form
+    task: str
+    recipe: Recipe
+    pruning: Pruning | None = None
+    plan: Plan | None = None
+    rank: int = 16
+    backbone_rate: float = 0.1
+    calibrate: int = 64
+
+    def __post_init__(self) -> None:
+        """Check what goes together."""
+        if self.pruning is not None and self.plan is not None:
+            raise ValueError("pruning and plan cannot both be given; got both.")
+
+
+class FullViT(nn.Module):
+    """A model for one task with nothing removed.
+
+    Args:
+        model: The model.
+        task: Name of its task.
+    """
+
+    def __init__(self, model: Model, task: str) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Raw output of the task."""
+        return self.model(images, self.task)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A trained, pruned model.
+
+    Attributes:
+        network: Called with images; in eval mode.
+        model: Its backbone and head, which it shares.
+        training: Losses.
+        parameters: Numbers that were trained, by part.
+        seconds: Of training.
+        difference: Largest relative difference between the masked and the gathered output
+            of some views; None without a controller.
+    """
+
+    network: TaskViT | ReducedViT | FullViT
+    model: Model
+    training: Training
+    parameters: Mapping[str, int]
+    seconds: float
+    difference: float | None = None
+
+
+def build_pruned(
+    model: Model, course: TapCourse
+) -> tuple[TaskViT | ReducedViT | FullViT, dict[str, int]]:
+    """Pruned model that is ready to be trained; the one handed in is not edited.
+
+    Args:
+        model: The model; its task's head is copied.
+        course: What to train.
+
+    Returns:
+        The pruned model, whose parameters that are trained require gradients, and how many
+        they are by part.
+
+    Raises:
+        ValueError: If course and model do not fit together.
+    """
+    own, parts, lora = _trainable(model, course)
+    if course.pruning is not None:
+        vit = open_task_vit(own, course.task, course.pruning, lora)
+        return vit, {**vit.controller.parameter_counts(), **parts}
+    if course.plan is not None:
+        reduced = reduce(own, course.plan)
+        if not isinstance(reduced, ReducedViT):
+            raise ValueError(
+                f"plan must reduce tokens to be trained; got '{course.plan.method}'."
+            )
+        return reduced, parts
+    return FullViT(own, course.task), parts
+
+
+def train_pruned(
+    model: Model,
+    course: TapCourse,
+    views: Views,
+    state: Path | None = None,
+    watch: Watch | None = None,
+) -> Pruned:
+    """Train a pruned model, its head, and what its form allows of the backbone.
+
+    Args:
+        model: Where to start from, with a trained head; it is not edited.
+        course: What to train.
+        views: Labelled views.
+        state: File to go on from after a kill, and to save to.
+        watch: Told where training stands after every validation interval.
+
+    Returns:
+        The trained model, its counts frozen.
+
+    Raises:
+        ValueError: If course, model and views do not fit together, or masked and gathered
+            outputs differ by more than rounding.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(course.recipe.seed)
+        network, parts = build_pruned(model, course)
+    own = network.model
+    images = views[0].image[None].to(next(own.parameters()))
+    layout = own.backbone.embed(images).layout
+    examples = _Examples(views)
+    recipe = course.recipe
+    if course.form == "tap-j":
+        slow = dict.fromkeys(_backbone_names(network), course.backbone_rate)
+        recipe = replace(recipe, factors={**slow, **recipe.factors})
+    started = time.perf_counter()
+    loss = PrunedLoss(network, course.task, examples, layout)
+    training = fit(loss, examples, _loss, recipe, state=state, watch=watch)
+    network.requires_grad_(False).eval()
+    difference = None
+    if isinstance(network, TaskViT):
+        difference = _freeze(network, views, course, images)
+    seconds = time.perf_counter() - started
+    return Pruned(network, own, training, parts, seconds, difference)
+
+
+class PrunedLoss(nn.Module):
+    """A pruned model as the training loop sees it: from a batch to its loss.
+
+    Args:
+        network: Images to raw output.
+        task: Name of its task.
+        examples: Know the targets.
+        layout: Geometry of the images.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        task: str,
+        examples: "_Examples",
+        layout: Layout,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self._rest = (task, examples, layout)
+
+    def forward(self, batch: Batch, seed: int) -> Tensor:
+        """Mean loss of a batch; what the head draws follows from the seed."""
+        task, examples, layout = self._rest
+        head: Any = self.network.model.task(task)
+        images = batch["images"]
+        targets = [examples.targets[int(i)] for i in batch["index"]]
+        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+            torch.manual_seed(seed)
+            return head.loss(self.network(images), targets, layout)
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Views as the loop takes them; the targets of what was drawn are kept beside."""
+
+    views: Views
+    targets: dict[int, Target] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def batch(self, index: Tensor) -> Batch:
+        seen = {i: self.views[i] for i in index.tolist()}
+        self.targets.clear()
+        self.targets.update({i: view.target for i, view in seen.items()})
+        images = [seen[i].image for i in index.tolist()]
+        return {"index": index, "images": torch.stack(images)}
+
+
+def _loss(network: nn.Module, batch: Batch, generator: Generator) -> Tensor:
+    return network(batch, generator.initial_seed() % 2**63)
+
+
+def _trainable(model: Model, course: TapCourse) -> tuple[Model, dict[str, int], str | None]:
+    """Model with a head of its own, what is trained of it, and its low-rank update."""
+    head: Any = copy.deepcopy(model.task(course.task))
+    head.requires_grad_(True)
+    parts = {"head": sum(p.numel() for p in head.parameters())}
+    if course.form == "tap-j":
+        own = copy.deepcopy(model)
+        own.requires_grad_(False)
+        backbone: Any = own.backbone
+        backbone.requires_grad_(True)
+        parts["backbone"] = sum(p.numel() for p in backbone.parameters())
+        return add_heads(own, {course.task: head}), parts, None
+    own = share(model)
+    parts["lora"] = add_lora(own, course.task, course.rank)
+    for parameter in lora_parameters(own, course.task):
+        parameter.requires_grad_(True)
+    return add_heads(own, {course.task: head}), parts, course.task
+
+
+def _backbone_names(network: nn.Module) -> Sequence[str]:
+    """How the names of the backbone's weights begin, as the loop sees them."""
+    return ("network.model.backbone.", "network.controlled.backbone.inner.")
+
+
+def _freeze(vit: TaskViT, views: Views, course: TapCourse, images: Tensor) -> float:
+    """Freeze the counts; how far masked and gathered outputs are apart."""
+    number = max(1, min(course.calibrate, len(views)))
+    size = course.recipe.batch_size
+    batches = [
+        torch.stack([views[i].image for i in range(first, min(first + size, number))])
+        for first in range(0, number, size)
+    ]
+    vit.calibrate([batch.to(images) for batch in batches])
+    with torch.no_grad():
+        masked, gathered = vit(images, "frozen"), vit(images)
+    difference = float((masked - gathered).norm() / gathered.norm())
+    if not difference < 1e-4:
+        raise ValueError(
+            "masked and gathered outputs must agree up to rounding; they differ by "
+            f"{difference:.1e} of their norm."
+        )
+    return difference
