@@ -193,7 +193,7 @@ class PrunedLoss(nn.Module):
         layout: Layout,
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
         self._rest = (task, examples, layout)
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
