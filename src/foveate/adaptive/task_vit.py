@@ -18,7 +18,7 @@ from foveate.reduction.plan import Plan, check_depths
 from foveate.reduction.recover import Restore, recover
 from foveate.tokens import Tokens
 
-__all__ = ["Insight", "TaskViT", "open_task_vit", "run_mixed"]
+__all__ = ["FullViT", "Insight", "TaskViT", "open_task_vit", "run_mixed"]
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,26 @@ class TaskViT(nn.Module):
                 f"from {tuple(images.shape[-2:])} pixels."
             )
         return decoder.taps(backbone.num_blocks), tokens
+
+
+class FullViT(nn.Module):
+    """A model for one task with nothing removed.
+
+    Args:
+        model: The model.
+        task: Name of its task.
+        lora: Low-rank update of the model to run with.
+    """
+
+    def __init__(self, model: Model, task: str, lora: str | None = None) -> None:
+        super().__init__()
+        self.model, self.task, self.lora = model, task, lora
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Raw output of the task."""
+        if self.lora is not None:
+            use_lora(self.model, self.lora)
+        return self.model(images, self.task)
 
 
 def open_task_vit(

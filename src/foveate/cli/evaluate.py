@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from foveate.cli.inputs import open_model
+from foveate.cli.inputs import find_device, open_model
 from foveate.cli.options import Common
 
+if TYPE_CHECKING:
+    from foveate.data.labelled import LabelledImages
+    from foveate.evaluation.evaluate import Evaluation
+
 Checkpoint = Annotated[
-    Path | None, Option(help="Folder of a training, in place of --model.")
+    Path | None, Option(help="Folder of a training, in place of --model and --task.")
 ]
 Data = Annotated[
     Path, Option(help="Data set, as of COCO, ADE20K, ImageNet, NYU.", show_default=False)
@@ -40,10 +44,39 @@ def evaluate(
     if checkpoint is not None:
         common = replace(common, model=str(checkpoint))
     labelled = open_labelled(data).first(num)
-    model = open_model(common)
     with terminal.progress_bar("evaluate") as progress:
-        settings = (common.task, wanted, common.batch_size, common.seed, progress)
-        record = run(model, labelled, *settings).record()
+        settings = (common.batch_size, common.seed, progress)
+        if checkpoint is not None and _is_pruned(checkpoint):
+            found = _of_pruned(common, checkpoint, labelled, *settings)
+        else:
+            model = open_model(common)
+            found = run(model, labelled, common.task, wanted, *settings)
+    record = found.record()
     file = write_record(common.out / "evaluate.json", record)
     print_evaluation(record)
     terminal.print_text(f"Wrote {file}")
+
+
+def _is_pruned(folder: Path) -> bool:
+    from foveate.adaptive.checkpoint import KINDS
+    from foveate.models.checkpoint import read_checkpoint
+
+    return read_checkpoint(folder).get("kind") in KINDS
+
+
+def _of_pruned(
+    common: Common,
+    folder: Path,
+    data: "LabelledImages",
+    *settings: Any,  # noqa: ANN401 - batch size, seed, progress
+) -> "Evaluation":
+    """Score a pruned checkpoint beside its own weights with nothing removed."""
+    import torch
+
+    from foveate.adaptive.checkpoint import open_pruned
+    from foveate.evaluation.pruned import evaluate_pruned
+
+    network = open_pruned(folder)
+    network.to(find_device(common.device), getattr(torch, common.dtype))
+    batch_size, seed, progress = settings
+    return evaluate_pruned(network, data, None, batch_size, seed, progress)

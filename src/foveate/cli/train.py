@@ -1,7 +1,8 @@
 """The commands under ``train``: heads, and task registers."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,9 @@ from foveate.cli.options import Common, laid_flat
 
 if TYPE_CHECKING:
     from foveate.models import Model
+    from foveate.models.checkpoint import HeadSpec
     from foveate.training.loop import Training
+    from foveate.training.pruned import Form, Pruned, TapCourse
 
 Config = Annotated[Path, Option(help="What to train, as TOML.", show_default=False)]
 
@@ -118,4 +121,143 @@ def _print(record: Mapping[str, Any]) -> None:
     terminal.print_table(title, ("task", "parameters", "score", "95 % interval"), rows)
 
 
+def tap_j(common: Common, config: Config) -> None:
+    """Fine-tune a backbone for one task, pruned by its register."""
+    _train_pruned(common, config, "tap-j")
+
+
+def tap_f(common: Common, config: Config) -> None:
+    """Train register, low-rank update and head of one task on a frozen backbone."""
+    _train_pruned(common, config, "tap-f")
+
+
+def _train_pruned(common: Common, config: Path, form: "Form") -> None:
+    from foveate.adaptive.checkpoint import save_pruned
+    from foveate.report import terminal
+    from foveate.report.records import check_directory, write_record
+    from foveate.training.config import TapConfig, read_config
+    from foveate.training.pruned import train_pruned
+
+    check_directory(common.out)
+    wanted = read_config(config, TapConfig)
+    base = _open(common, wanted.model, wanted.size)
+    spec = _head_spec(Path(wanted.model), wanted.task)
+    course = wanted.course(form, base, common.seed)
+    data = wanted.data.open(base.transform.size)
+    val = wanted.val.open(base.transform.size) if wanted.val else None
+    views = wanted.views(data, base.transform, common.seed)
+    log = Log(common.out / "train.jsonl", course.recipe.steps)
+    state = common.out / "state" / "train.state"
+    with terminal.progress_bar("train") as log.progress:
+        found = train_pruned(base, course, views, state, log)
+    save_pruned(common.out, form, found.network, base, spec, course.rank)
+    record = pruned_record(found, form, course, len(views))
+    if val is not None:
+        from foveate.evaluation.pruned import evaluate_pruned
+
+        settings = (val, base, common.batch_size, common.seed)
+        with terminal.progress_bar("evaluate") as progress:
+            record |= evaluate_pruned(found.network, *settings, progress).record()
+    file = write_record(
+        common.out / "train.json", {**record, "checkpoint": str(common.out)}
+    )
+    _print_pruned(record)
+    terminal.print_text(f"Wrote {file}")
+
+
+class Log:
+    """Follows a training: a line of JSON at every validation, and the progress bar.
+
+    Args:
+        file: Lines go there, after those of the run that this one continues.
+        steps: Updates in all.
+    """
+
+    def __init__(self, file: Path, steps: int) -> None:
+        self.file, self.steps = file, steps
+        self.progress: Callable[[int, int], None] | None = None
+        self.started = time.perf_counter()
+
+    def __call__(self, now: "Training") -> None:
+        """Note where training stands."""
+        seconds = time.perf_counter() - self.started
+        line = {"step": now.step, "loss": now.losses[-1], "seconds": seconds}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        if self.progress is not None:
+            self.progress(now.step, self.steps)
+
+
+def pruned_record(
+    found: "Pruned", form: str, course: "TapCourse", num_views: int
+) -> dict[str, Any]:
+    """What ``train.json`` holds of a pruned model, beside its scores.
+
+    Args:
+        found: The trained model.
+        form: ``tap-j`` or ``tap-f``.
+        course: What was trained.
+        num_views: Views it was trained on.
+
+    Returns:
+        Finite numbers, texts and lists.
+    """
+    from foveate.adaptive.task_vit import TaskViT
+
+    network = found.network
+    record: dict[str, Any] = {
+        "kind": form,
+        "task": course.task,
+        "method": course.plan.method if course.plan else None,
+        "num_views": num_views,
+        "steps": found.training.step,
+        "losses": found.training.losses,
+        "seconds": found.seconds,
+        "parameters": dict(found.parameters),
+        "masked_difference": found.difference,
+        "counts": None,
+        "depths": None,
+        "alpha": None,
+    }
+    if isinstance(network, TaskViT):
+        record["depths"] = list(network.controller.pruning.depths)
+        record["counts"] = network.controller.counts.tolist()
+        record["alpha"] = found.alphas
+    return record
+
+
+def _head_spec(folder: Path, task: str) -> "HeadSpec":
+    from foveate.models.checkpoint import HeadSpec, read_checkpoint
+
+    said = read_checkpoint(folder, "heads")["tasks"]
+    if task not in said:
+        raise ValueError(
+            f"task must be one that '{folder}' has a head for ({', '.join(said)}); got "
+            f"'{task}'."
+        )
+    return HeadSpec(**{**said[task], "classes": tuple(said[task]["classes"])})
+
+
+def _print_pruned(record: Mapping[str, Any]) -> None:
+    from foveate.report import terminal
+    from foveate.report.scores import print_evaluation
+
+    parts = [(name, str(number)) for name, number in record["parameters"].items()]
+    terminal.print_table(f"Trained for {record['task']}", ("part", "numbers"), parts)
+    if record["counts"]:
+        alphas = record["alpha"] or ["-"] * len(record["counts"])
+        rows = [
+            (str(depth), str(count), alpha if isinstance(alpha, str) else f"{alpha:.3f}")
+            for depth, count, alpha in zip(
+                record["depths"], record["counts"], alphas, strict=True
+            )
+        ]
+        terminal.print_table("Removed", ("depth", "patches", "alpha"), rows)
+    if "scores" in record:
+        print_evaluation(record)
+
+
 train.command()(laid_flat(heads))
+train.command(name="tap-j")(laid_flat(tap_j))
+train.command(name="tap-f")(laid_flat(tap_f))

@@ -3,18 +3,25 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from string import Template
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from foveate.adaptive.controller import Pruning
 from foveate.data.composites import open_composites
 from foveate.data.folder import ImageTransform
 from foveate.data.labelled import LabelledImages, label_composites, open_labelled
+from foveate.models import Model
+from foveate.reduction.budget import ratio_schedule
+from foveate.reduction.plan import Plan
+from foveate.reduction.presets import plan_for
 from foveate.training.heads import HeadCourse
+from foveate.training.loop import Recipe
+from foveate.training.pruned import Form, TapCourse
 from foveate.training.views import Views
 
-__all__ = ["HeadsConfig", "Source", "from_table", "read_config"]
+__all__ = ["HeadsConfig", "Method", "Source", "TapConfig", "from_table", "read_config"]
 
 T = TypeVar("T")
 
@@ -97,6 +104,89 @@ class HeadsConfig:
         return Views(data, transform, self.num_views, self.augment, seed=seed)
 
 
+@dataclass(frozen=True)
+class Method:
+    """A method of ``foveate compare`` that is not learned.
+
+    Attributes:
+        name: The method.
+        depths: Blocks with a step.
+        keep: Share of the patches after the last.
+        fuse_last: Blocks at the end on the full grid again.
+        alpha: Share of its offset that a removed patch gets back.
+        options: Its options.
+    """
+
+    name: str
+    depths: tuple[int, ...]
+    keep: float
+    fuse_last: int = 0
+    alpha: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, model: Model, task: str) -> Plan:
+        """Plan for a model at its own input size."""
+        side = model.transform.size
+        high, wide = model.backbone.patch_size
+        grid = (side // high, side // wide)
+        counts = ratio_schedule(grid[0] * grid[1], self.depths, self.keep)
+        rest = {"fuse_last": self.fuse_last, "alpha": self.alpha, "options": self.options}
+        return plan_for(model, self.name, task, grid, counts, **rest)
+
+
+@dataclass(frozen=True)
+class TapConfig:
+    """What ``foveate train tap-j`` and ``tap-f`` do.
+
+    Attributes:
+        model: A model with a trained head, as ``foveate train heads`` leaves it.
+        task: Name of the task.
+        data: What to learn from.
+        recipe: Steps, batch size, rates.
+        pruning: What a task register removes.
+        method: What another method removes, in place of ``pruning``; with neither, nothing
+            is removed.
+        val: What to score on; nothing is scored without.
+        size: Side of the images; the model's own if 0.
+        num_views: Views to learn from; each picture once if 0.
+        augment: Whether views are changed at random.
+        rank: Of the low-rank update of ``tap-f``.
+        backbone_rate: Of ``tap-j``, factor of the learning rate for the backbone.
+        calibrate: Views whose mean counts are frozen.
+    """
+
+    model: str
+    task: str
+    data: Source
+    recipe: Recipe
+    pruning: Pruning | None = None
+    method: Method | None = None
+    val: Source | None = None
+    size: int = 0
+    num_views: int = 0
+    augment: bool = False
+    rank: int = 16
+    backbone_rate: float = 0.1
+    calibrate: int = 64
+
+    def course(self, form: Form, model: Model, seed: int) -> TapCourse:
+        """What to train of a model."""
+        return TapCourse(
+            form,
+            self.task,
+            replace(self.recipe, seed=seed),
+            self.pruning,
+            None if self.method is None else self.method.plan(model, self.task),
+            self.rank,
+            self.backbone_rate,
+            self.calibrate,
+        )
+
+    def views(self, data: LabelledImages, transform: ImageTransform, seed: int) -> Views:
+        """Views of the data."""
+        return Views(data, transform, self.num_views, self.augment, seed=seed)
+
+
 def read_config(file: Path, kind: type[T]) -> T:
     """Read a configuration.
 
@@ -150,7 +240,7 @@ def from_table(kind: type[T], table: Any, where: str) -> T:  # noqa: ANN401 - an
     values = {n: _value(hints[n], v, f"{where}, {n}") for n, v in table.items()}
     try:
         return kind(**values)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
@@ -160,8 +250,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - any type
         if not table:
             raise ValueError(f"{where} must be tables by task; got {value!r}.")
         return {n: from_table(HeadCourse, v, f"{where}.{n}") for n, v in table.items()}
-    if kind == Source | None:
-        kind = Source
+    kind = _without_none(kind)
     if hasattr(kind, "__dataclass_fields__"):
         return from_table(kind, value, where)
     if get_origin(kind) is not None or kind is Any:
@@ -171,6 +260,12 @@ def _value(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - any type
     if type(value) is not kind:
         raise ValueError(f"{where} must be of type {kind.__name__}; got {value!r}.")
     return _expanded(value, where) if kind is str else value
+
+
+def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type
+    """What a value that may be left out is if it is not."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    return parts[0] if type(None) in get_args(kind) and len(parts) == 1 else kind
 
 
 def _expanded(text: str, where: str) -> str:

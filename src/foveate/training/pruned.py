@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from foveate.adaptive.controller import Pruning
 from foveate.adaptive.lora import add_lora, lora_parameters, share
-from foveate.adaptive.task_vit import TaskViT, open_task_vit
+from foveate.adaptive.task_vit import FullViT, TaskViT, open_task_vit
 from foveate.data.labelled import Target
 from foveate.models import Model
 from foveate.models.checkpoint import add_heads
@@ -22,7 +22,7 @@ from foveate.tokens import Layout
 from foveate.training.loop import Batch, Recipe, Training, Watch, fit
 from foveate.training.views import Views
 
-__all__ = ["FullViT", "Pruned", "TapCourse", "build_pruned", "train_pruned"]
+__all__ = ["Form", "Pruned", "TapCourse", "build_pruned", "train_pruned"]
 
 Form = Literal["tap-j", "tap-f"]
 
@@ -61,23 +61,6 @@ class TapCourse:
             raise ValueError("pruning and plan cannot both be given; got both.")
 
 
-class FullViT(nn.Module):
-    """A model for one task with nothing removed.
-
-    Args:
-        model: The model.
-        task: Name of its task.
-    """
-
-    def __init__(self, model: Model, task: str) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Raw output of the task."""
-        return self.model(images, self.task)
-
-
 @dataclass(frozen=True)
 class Pruned:
     """A trained, pruned model.
@@ -88,8 +71,10 @@ class Pruned:
         training: Losses.
         parameters: Numbers that were trained, by part.
         seconds: Of training.
-        difference: Largest relative difference between the masked and the gathered output
-            of some views; None without a controller.
+        difference: Relative difference between the masked and the gathered output of some
+            views; None without a controller.
+        alphas: Mean share of the offset that comes back at each depth, over those views;
+            None if nothing does.
     """
 
     network: TaskViT | ReducedViT | FullViT
@@ -98,6 +83,7 @@ class Pruned:
     parameters: Mapping[str, int]
     seconds: float
     difference: float | None = None
+    alphas: list[float] | None = None
 
 
 def build_pruned(
@@ -127,7 +113,7 @@ def build_pruned(
                 f"plan must reduce tokens to be trained; got '{course.plan.method}'."
             )
         return reduced, parts
-    return FullViT(own, course.task), parts
+    return FullViT(own, course.task, lora), parts
 
 
 def train_pruned(
@@ -168,11 +154,11 @@ def train_pruned(
     loss = PrunedLoss(network, course.task, examples, layout)
     training = fit(loss, examples, _loss, recipe, state=state, watch=watch)
     network.requires_grad_(False).eval()
-    difference = None
+    frozen: tuple[float | None, list[float] | None] = (None, None)
     if isinstance(network, TaskViT):
-        difference = _freeze(network, views, course, images)
+        frozen = _freeze(network, views, course, images)
     seconds = time.perf_counter() - started
-    return Pruned(network, own, training, parts, seconds, difference)
+    return Pruned(network, own, training, parts, seconds, *frozen)
 
 
 class PrunedLoss(nn.Module):
@@ -253,8 +239,10 @@ def _backbone_names(network: nn.Module) -> Sequence[str]:
     return ("network.model.backbone.", "network.controlled.backbone.inner.")
 
 
-def _freeze(vit: TaskViT, views: Views, course: TapCourse, images: Tensor) -> float:
-    """Freeze the counts; how far masked and gathered outputs are apart."""
+def _freeze(
+    vit: TaskViT, views: Views, course: TapCourse, images: Tensor
+) -> tuple[float, list[float] | None]:
+    """Freeze the counts; how far masked and gathered outputs are apart, and alphas."""
     number = max(1, min(course.calibrate, len(views)))
     size = course.recipe.batch_size
     batches = [
@@ -262,6 +250,8 @@ def _freeze(vit: TaskViT, views: Views, course: TapCourse, images: Tensor) -> fl
         for first in range(0, number, size)
     ]
     vit.calibrate([batch.to(images) for batch in batches])
+    alphas = [vit.look(batch.to(images)).alphas for batch in batches]
+    known = [each for each in alphas if each is not None]
     with torch.no_grad():
         masked, gathered = vit(images, "frozen"), vit(images)
     difference = float((masked - gathered).norm() / gathered.norm())
@@ -270,4 +260,4 @@ def _freeze(vit: TaskViT, views: Views, course: TapCourse, images: Tensor) -> fl
             "masked and gathered outputs must agree up to rounding; they differ by "
             f"{difference:.1e} of their norm."
         )
-    return difference
+    return difference, torch.cat(known).mean(0).tolist() if known else None
