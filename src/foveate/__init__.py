@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from foveate.evaluation.benchmark import benchmark as benchmark
     from foveate.evaluation.compare import Comparison as Comparison
     from foveate.evaluation.compare import compare as compare
+    from foveate.evaluation.evaluate import Evaluation as Evaluation
+    from foveate.evaluation.evaluate import evaluate as evaluate
+    from foveate.evaluation.probe import Probe as Probe
+    from foveate.evaluation.probe import probe as probe
     from foveate.models import Model as Model
     from foveate.models import open_model as open_model
     from foveate.reduction.plan import Plan as Plan
@@ -35,6 +39,10 @@ _HOMES = {
     "compare": "foveate.evaluation.compare",
     "Benchmark": "foveate.evaluation.benchmark",
     "benchmark": "foveate.evaluation.benchmark",
+    "Evaluation": "foveate.evaluation.evaluate",
+    "evaluate": "foveate.evaluation.evaluate",
+    "Probe": "foveate.evaluation.probe",
+    "probe": "foveate.evaluation.probe",
 }
 __all__ = list(_HOMES)
 

@@ -1,6 +1,6 @@
 """A task's score on labelled data: one model, or the full and the reduced side by side."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,16 @@ from foveate.reduction.reduced_vit import reduce
 from foveate.tasks import LabelledTask
 from foveate.tokens import Layout
 
-__all__ = ["Evaluation", "Trial", "collect", "evaluate", "labelled_task", "open_trial"]
+__all__ = [
+    "Batch",
+    "Evaluation",
+    "Trial",
+    "collect",
+    "evaluate",
+    "labelled_task",
+    "open_trial",
+    "pack",
+]
 
 Progress = Callable[[int, int], None]
 Call = Callable[[Tensor], Tensor]
@@ -200,7 +209,7 @@ def collect(
     """
     parts: list[list[Any]] = [[] for _ in calls]
     done = 0
-    for batch in _batches(data, trial.scorer, batch_size):
+    for batch in pack(_inputs(data, trial.scorer), batch_size):
         images = batch.images.to(like)
         layout = trial.layout(images)
         for call, kept in zip(calls, parts, strict=True):
@@ -215,35 +224,55 @@ def collect(
 
 
 @dataclass
-class _Batch:
-    """Inputs of some pictures, all of one shape, and which rows are whose."""
+class Batch:
+    """Inputs of some pictures, all of one shape, and which rows are whose.
+
+    Attributes:
+        inputs: Of each picture, ``(W, 3, h, w)``.
+        examples: Each picture with its rows.
+    """
 
     inputs: list[Tensor] = field(default_factory=list)
     examples: list[tuple[Example, range]] = field(default_factory=list)
 
     @property
     def images(self) -> Tensor:
+        """All inputs, ``(B, 3, h, w)``."""
         return torch.cat(self.inputs)
 
     @property
     def count(self) -> int:
+        """Inputs, B."""
         return sum(len(x) for x in self.inputs)
 
     def add(self, example: Example, inputs: Tensor) -> None:
+        """Add a picture."""
         self.examples.append((example, range(self.count, self.count + len(inputs))))
         self.inputs.append(inputs)
 
 
-def _batches(data: LabelledImages, scorer: Scorer, batch_size: int) -> Iterator[_Batch]:
-    """Pictures in their order, cut where the shape changes or the batch is full."""
-    batch = _Batch()
-    for index in range(len(data)):
-        example = data[index]
-        inputs = scorer.inputs(example.picture)
+def pack(pictures: Iterable[tuple[Example, Tensor]], batch_size: int) -> Iterator[Batch]:
+    """Put pictures together in their order, cut where the shape changes or a batch is full.
+
+    Args:
+        pictures: Examples, each with its inputs.
+        batch_size: Most inputs of a batch, unless a single picture has more.
+
+    Yields:
+        Batches of at least one picture.
+    """
+    batch = Batch()
+    for example, inputs in pictures:
         fits = not batch.inputs or batch.inputs[0].shape[1:] == inputs.shape[1:]
         if batch.inputs and (not fits or batch.count + len(inputs) > batch_size):
             yield batch
-            batch = _Batch()
+            batch = Batch()
         batch.add(example, inputs)
     if batch.inputs:
         yield batch
+
+
+def _inputs(data: LabelledImages, scorer: Scorer) -> Iterator[tuple[Example, Tensor]]:
+    for index in range(len(data)):
+        example = data[index]
+        yield example, scorer.inputs(example.picture)

@@ -108,9 +108,9 @@ def intervals(
     _check(statistics, num_resamples, level)
     num = statistics.num_images
     chunks = [statistics.scores(w) for w in resamples(num, num_resamples, seed)]
-    values = statistics.scores(_once(num))
+    values = statistics.scores(once(num))
     return {
-        name: _estimate(value, torch.cat([chunk[name] for chunk in chunks]), level)
+        name: estimate(value, torch.cat([chunk[name] for chunk in chunks]), level)
         for name, value in values.items()
     }
 
@@ -149,7 +149,7 @@ def paired_intervals(
     pairs = [
         (full.scores(w), reduced.scores(w)) for w in resamples(num, num_resamples, seed)
     ]
-    values = (full.scores(_once(num)), reduced.scores(_once(num)))
+    values = (full.scores(once(num)), reduced.scores(once(num)))
     if values[0].keys() != values[1].keys():
         raise ValueError(
             f"full and reduced must have the same scores; got {[*values[0]]} and "
@@ -158,10 +158,10 @@ def paired_intervals(
     found: dict[str, dict[str, Estimate]] = {"full": {}, "reduced": {}, "difference": {}}
     for name in values[0]:
         before, after = (torch.cat([pair[i][name] for pair in pairs]) for i in (0, 1))
-        found["full"][name] = _estimate(values[0][name], before, level)
-        found["reduced"][name] = _estimate(values[1][name], after, level)
+        found["full"][name] = estimate(values[0][name], before, level)
+        found["reduced"][name] = estimate(values[1][name], after, level)
         change = values[1][name] - values[0][name]
-        found["difference"][name] = _estimate(change, after - before, level)
+        found["difference"][name] = estimate(change, after - before, level)
     return found
 
 
@@ -193,7 +193,8 @@ def _check(statistics: Statistics, num_resamples: int, level: float) -> None:
         raise ValueError(f"level must be within (0, 1); got {level}.")
 
 
-def _once(num_images: int) -> Tensor:
+def once(num_images: int) -> Tensor:
+    """Weights of the data set itself, ``(1, N)``."""
     return torch.ones(1, num_images, dtype=torch.float64)
 
 
@@ -202,7 +203,17 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
     return weights @ values.nan_to_num(0.0) / (weights @ counts.double())
 
 
-def _estimate(value: Tensor, drawn: Tensor, level: float) -> Estimate:
+def estimate(value: Tensor, drawn: Tensor, level: float = 0.95) -> Estimate:
+    """Put a number and its resamples together.
+
+    Args:
+        value: On all images, ``()`` or ``(1,)``.
+        drawn: On resamples, ``(R,)``, float64; not a number where undefined.
+        level: Probability within the interval.
+
+    Returns:
+        The number and the quantiles ``(1 ± level) / 2`` of what is defined.
+    """
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = drawn.nanquantile(ends).tolist()
     return Estimate(float(value), low, high)
