@@ -16,6 +16,7 @@ from foveate.cli.distill import distill
 from foveate.cli.evaluate import evaluate
 from foveate.cli.interrupts import EXIT_CODE, heeded_interrupts
 from foveate.cli.options import laid_flat
+from foveate.cli.probe import probe
 from foveate.cli.report import report
 from foveate.cli.train import train
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, diagnose, distill, compare, benchmark, evaluate, report):
+for command in (demo, diagnose, distill, compare, benchmark, probe, evaluate, report):
     app.command()(laid_flat(command))
 app.add_typer(data)
 app.add_typer(train)

@@ -40,12 +40,13 @@ def write_report(directory: str | Path) -> Path:
 
 def _sections() -> dict[str, Callable[[Mapping[str, Any], Path], Section]]:
     """What makes the section of each record, in the order of the page."""
-    from foveate.report import benchmark, compare, diagnosis, theorems
+    from foveate.report import benchmark, compare, diagnosis, probe, theorems
 
     return {
         "diagnose.json": diagnosis.section,
         "compare.json": compare.section,
         "benchmark.json": benchmark.section,
+        "probe.json": probe.section,
         "theorems.json": theorems.section,
     }
 
