@@ -229,7 +229,13 @@ def test_damaged_ade20k_is_one_line(trained, folder, capsys, tmp_path, number, s
 
 def test_an_empty_folder_is_one_line(trained, folder, capsys, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(capsys, folder, tmp_path / "empty", "label", ["holds no folder"])
+    refused(
+        capsys,
+        folder,
+        tmp_path / "empty",
+        "label",
+        ["must be laid out as COCO", "holds no file"],
+    )
 
 
 def refused(capsys, folder: Path, data: Path, task: str, parts):

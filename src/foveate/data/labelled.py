@@ -26,6 +26,7 @@ __all__ = [
 
 Kind = Literal["classification", "segmentation", "detection", "depth"]
 BACKGROUND = "background"
+ADE20K, SPLITS = ("images", "annotations"), ("validation", "training")
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,11 @@ def open_labelled(folder: str | Path) -> LabelledImages:
     """Open a data set by the layout of its folder.
 
     A file ``annotations.json`` beside ``images``, or ``annotations/instances_SPLIT.json``
-    beside ``SPLIT``, is COCO's, and serves three tasks: a picture's class is that of its
-    largest object, and where masks overlap a pixel is of the smaller object, on a
-    background of class 0. Folders ``images/validation`` and ``annotations/validation`` are
-    ADE20K's. Pairs of colours and depth are NYU-Depth-V2's. Otherwise sub-folders must be
-    named by ImageNet's synsets.
+    with the folder ``SPLIT`` or ``images/SPLIT``, is COCO's, and serves three tasks: a
+    picture's class is that of its largest object, and where masks overlap a pixel is of the
+    smaller object, on a background of class 0. Folders ``images/validation`` and
+    ``annotations/validation`` are ADE20K's. Pairs of colours and depth are NYU-Depth-V2's.
+    Otherwise sub-folders must be named by ImageNet's synsets.
 
     Args:
         folder: The data set.
@@ -148,7 +149,7 @@ def open_labelled(folder: str | Path) -> LabelledImages:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"data must be a folder with a data set; got no such '{folder}'.")
-    if (folder / "images").is_dir() and (folder / "annotations").is_dir():
+    if any((folder / kind / split).is_dir() for kind in ADE20K for split in SPLITS):
         return _open_ade20k(folder)
     pair = _coco_files(folder)
     if pair is not None:
@@ -157,17 +158,23 @@ def open_labelled(folder: str | Path) -> LabelledImages:
         nyu = open_nyu(folder)
         files = [str(file) for file in nyu.files]
         return LabelledImages(str(folder), nyu, _read_depth, {"depth": ()}, files)
+    if not any(f.is_dir() for f in folder.iterdir()):
+        raise ValueError(
+            "data must be laid out as COCO, ADE20K, NYU-Depth-V2 or ImageNet; "
+            f"'{folder}' holds no file or folder of theirs."
+        )
     return _open_imagenet(folder)
 
 
 def _coco_files(folder: Path) -> tuple[Path, Path] | None:
     """Folder of the pictures and annotation file; None if it is not of this form."""
+    for file in sorted((folder / "annotations").glob("instances_*.json")):
+        split = file.stem.removeprefix("instances_")
+        for images in (folder / split, folder / "images" / split):
+            if images.is_dir():
+                return images, file
     if (folder / "annotations.json").exists() or (folder / "images").is_dir():
         return folder / "images", folder / "annotations.json"
-    for file in sorted((folder / "annotations").glob("instances_*.json")):
-        split = folder / file.stem.removeprefix("instances_")
-        if split.is_dir():
-            return split, file
     return None
 
 
@@ -180,7 +187,8 @@ def _open_coco(folder: Path, images: Path, annotations: Path) -> LabelledImages:
 
 
 def _open_ade20k(folder: Path) -> LabelledImages:
-    split = "validation" if (folder / "images" / "validation").is_dir() else "training"
+    found = (s for s in SPLITS if (folder / "images" / s).is_dir())
+    split = next(found, SPLITS[0])
     ade = open_ade20k(folder, split)
     classes = {"segmentation": tuple(str(k + 1) for k in range(ade.num_classes))}
     files = [str(file) for file in ade.files]
