@@ -169,11 +169,14 @@ class ObjectScorer:
 
     def inputs(self, picture: Image.Image) -> Tensor:
         """The whole picture in a square."""
-        side = self.transform.size
-        long = max(picture.size)
-        width, height = (max(1, round(n * side / long)) for n in picture.size)
+        side, (width, height) = self.transform.size, self._shown(picture.size)
         image = self.transform.whole(picture, (height, width))
         return pad(image, (0, side - width, 0, side - height))[None]
+
+    def _shown(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height in the square of a picture of this width and height."""
+        width, height = (max(1, round(n * self.transform.size / max(size))) for n in size)
+        return width, height
 
     def measure(self, outputs: Sequence[Found], example: Example) -> Any:  # noqa: ANN401
         """What of the detections is right.
@@ -198,16 +201,15 @@ class ObjectScorer:
 
     def _as_picture(self, found: Found, size: tuple[int, int]) -> Found:
         """Found in the square, in pixels of the picture of this width and height."""
-        side, long = self.transform.size, max(size)
+        side, (width, height) = self.transform.size, self._shown(size)
         if size == (side, side):
             return found
-        boxes = (found.boxes * (long / side)).minimum(
-            found.boxes.new_tensor([*size, *size])
-        )
+        ratio = found.boxes.new_tensor([size[0] / width, size[1] / height] * 2)
+        boxes = (found.boxes * ratio).minimum(found.boxes.new_tensor([*size, *size]))
         masks = found.masks
         if masks is not None and len(masks):
-            big = interpolate(masks[:, None].float(), (long, long), mode="bilinear")
-            masks = big[:, 0, : size[1], : size[0]] > 0.5
+            seen = masks[:, None, :height, :width].float()
+            masks = interpolate(seen, size[::-1], mode="bilinear")[:, 0] > 0.5
         elif masks is not None:
             masks = masks.new_zeros(0, size[1], size[0])
         return Found(boxes, found.labels, found.scores, masks)
