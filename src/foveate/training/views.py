@@ -26,8 +26,9 @@ class Views:
 
     View i is of picture i modulo their number. With ``augment``, a random part of the
     picture (its area and aspect ratio as in torchvision's ``RandomResizedCrop``) fills the
-    square, and every second one, at random, is mirrored; without, the picture is resized
-    whole, so that one of that size passes unchanged. Depth is not supported.
+    square, every second one, at random, is mirrored, and boxes are those of what is seen of
+    the masks; without, the picture is resized whole, so that one of that size passes
+    unchanged. Depth is not supported.
 
     Attributes:
         data: The pictures.
@@ -93,21 +94,26 @@ class Views:
             seen["masks"] = Mask(target.objects.masks)
         moved = change(seen)
         image = self.transform.normalise(moved["image"].as_subclass(Tensor).float() / 255)
-        return View(image, _moved(target, moved))
+        return View(image, _moved(target, moved, self.augment))
 
 
-def _moved(target: Target, moved: dict[str, Any]) -> Target:
-    """What is true of the part that is seen."""
+def _moved(target: Target, moved: dict[str, Any], is_part: bool) -> Target:
+    """What is true of what is seen, which may be a part of the picture."""
     if "mask" in moved:
         target = replace(target, mask=moved["mask"].as_subclass(Tensor))
     if target.objects is None:
         return target
     masks = moved["masks"].as_subclass(Tensor).bool()
     seen = masks.flatten(1).any(1)
-    objects = Objects(
-        moved["boxes"].as_subclass(Tensor)[seen],
-        target.objects.labels[seen],
-        target.objects.crowd[seen],
-        masks[seen],
-    )
+    boxes, masks = moved["boxes"].as_subclass(Tensor)[seen], masks[seen]
+    if is_part:  # of a covered object, the part of its box may be larger than its part
+        boxes = _tight(masks).to(boxes)
+    objects = Objects(boxes, target.objects.labels[seen], target.objects.crowd[seen], masks)
     return replace(target, objects=objects)
+
+
+def _tight(masks: Tensor) -> Tensor:
+    """Boxes of masks, at the edges of pixels, ``(n, H, W) -> (n, 4)``."""
+    from torchvision.ops import masks_to_boxes
+
+    return masks_to_boxes(masks) + masks.new_tensor([0, 0, 1, 1], dtype=torch.float32)
