@@ -349,3 +349,99 @@ def test_nyu_pairs_must_fit(tmp_path, millimetres, size, message):
     save_nyu(tmp_path, ("0_colors.png", "0_depth.png"), millimetres, size)
     with pytest.raises(ValueError, match=message):
         _ = open_nyu(tmp_path)[0]
+
+
+# NYU-Depth-V2, the authors' file
+
+
+def save_mat(folder, num=4, size=(640, 480), split=(2, 4), **changes):
+    """Pictures as MATLAB writes them, column by column; picture k has depth k metres."""
+    import h5py
+    from scipy.io import savemat
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (num, 3, *size), dtype=np.uint8)
+    depths = np.arange(1, num + 1, dtype=np.float32)[:, None, None] * np.ones(size, "f4")
+    depths[:, 30, 20] = 0
+    with h5py.File(folder / "nyu_depth_v2_labeled.mat", "w") as mat:
+        for name, values in {"images": images, "depths": depths, **changes}.items():
+            if values is not None:
+                mat[name] = values
+    if split is not None:
+        numbers = np.array(split, dtype=np.uint16)[:, None]
+        savemat(folder / "splits.mat", {"testNdxs": numbers, "trainNdxs": numbers + 1})
+    return images
+
+
+def test_nyu_reads_the_test_set_from_the_authors_file(tmp_path):
+    images = save_mat(tmp_path)
+    found = open_nyu(tmp_path)
+    assert (len(found), found.is_official) == (2, False)
+    assert [f.name for f in found.files] == ["00002", "00004"]
+    sample = found[1]
+    assert sample.picture.size == (640, 480)
+    assert sample.picture.mode == "RGB"
+    assert sample.picture.getpixel((100, 50)) == tuple(images[3, :, 100, 50])
+    assert sample.depth.shape == sample.valid.shape == (480, 640)
+    assert sample.depth.dtype == torch.float32
+    assert (float(sample.depth[50, 100]), float(sample.depth[20, 30])) == (4, 0)
+    expected = np.zeros((480, 640), dtype=bool)
+    expected[45:471, 41:601] = True
+    assert (sample.valid.numpy() == expected).all()
+
+
+def test_nyu_prefers_depths_as_measured(tmp_path):
+    raw = np.full((4, 640, 480), 7, "f4")
+    raw[:, 300, 200] = 0
+    save_mat(tmp_path, rawDepths=raw)
+    sample = open_nyu(tmp_path)[0]
+    assert (float(sample.depth[50, 100]), float(sample.depth[200, 300])) == (7, 0)
+    assert int(sample.valid.sum()) == 426 * 560 - 1
+
+
+def test_nyu_takes_all_pictures_without_a_split(tmp_path):
+    save_mat(tmp_path, num=3, split=None)
+    assert open_nyu(tmp_path).indices == (0, 1, 2)
+    from foveate.data.labelled import open_labelled
+
+    data = open_labelled(tmp_path)
+    assert list(data.classes) == ["depth"]
+    assert [float(data[i].target.depth[100, 100]) for i in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": (64, 48)}, r"images \(N, 3, 640, 480\) .* Eigen's crop .*64, 48"),
+        ({"depths": None}, r"must hold images .* and depths .*; got \{'images'"),
+        (
+            {"depths": np.ones((2, 640, 480), "f4")},
+            r"must hold images .*'depths': \(2, 640, 480\)",
+        ),
+        ({"split": (2, 5)}, r"splits.mat' must name pictures from 1 to 4 .* up to 5"),
+        ({"split": (0, 1)}, r"splits.mat' must name pictures from 1 to 4"),
+    ],
+)
+def test_nyu_names_what_is_wrong_in_the_authors_file(tmp_path, changes, message):
+    save_mat(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        open_nyu(tmp_path)
+
+
+def test_nyu_names_a_torn_file(tmp_path):
+    save_mat(tmp_path)
+    (tmp_path / "splits.mat").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"splits.mat' must be a MATLAB file with testNd"):
+        open_nyu(tmp_path)
+    (tmp_path / "nyu_depth_v2_labeled.mat").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"labeled.mat' must be an HDF5 file"):
+        open_nyu(tmp_path)
+
+
+def test_nyu_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    save_mat(tmp_path)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs h5py: pip install 'foveate\[nyu"):
+        open_nyu(tmp_path)

@@ -13,7 +13,7 @@ from foveate.data.ade20k import IGNORED, open_ade20k
 from foveate.data.coco import COCO, Objects, open_coco
 from foveate.data.composites import Composites, Scene
 from foveate.data.imagenet import NUM_CLASSES, open_imagenet
-from foveate.data.nyu import open_nyu
+from foveate.data.nyu import LABELLED, open_nyu
 
 __all__ = [
     "IGNORED",
@@ -134,8 +134,9 @@ def open_labelled(folder: str | Path) -> LabelledImages:
     with the folder ``SPLIT`` or ``images/SPLIT``, is COCO's, and serves three tasks: a
     picture's class is that of its largest object, and where masks overlap a pixel is of the
     smaller object, on a background of class 0. Folders ``images/validation`` and
-    ``annotations/validation`` are ADE20K's. Pairs of colours and depth are NYU-Depth-V2's.
-    Otherwise sub-folders must be named by ImageNet's synsets.
+    ``annotations/validation`` are ADE20K's. Pairs of colours and depth, or
+    ``nyu_depth_v2_labeled.mat``, are NYU-Depth-V2's. Otherwise sub-folders must be named by
+    ImageNet's synsets.
 
     Args:
         folder: The data set.
@@ -154,7 +155,7 @@ def open_labelled(folder: str | Path) -> LabelledImages:
     pair = _coco_files(folder)
     if pair is not None:
         return _open_coco(folder, *pair)
-    if any(folder.rglob("*depth*.png")):
+    if (folder / LABELLED).is_file() or any(folder.rglob("*depth*.png")):
         nyu = open_nyu(folder)
         files = [str(file) for file in nyu.files]
         return LabelledImages(str(folder), nyu, _read_depth, {"depth": ()}, files)
