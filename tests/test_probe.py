@@ -21,6 +21,7 @@ from foveate.reduction.reduced_vit import reduce
 from foveate.reduction.regroup import Memory
 from foveate.reduction.sketch import PulledProbes, Sensitivity
 from foveate.reduction.step import Reduce
+from foveate.scoring.criteria import feature_norm
 from tests import labelled, tiny
 
 GRID, KEEP = (8, 8), 16
@@ -166,6 +167,60 @@ def test_tasks_whose_inputs_differ_are_probed_as_well(model):
         score = MEASURES[labelled.HEADS[task][0]]
         drop = cell_of(record, task=task, alpha=1.0)
         assert drop["value"] == pytest.approx(-change[score].value, abs=1e-6)
+
+
+@pytest.fixture
+def rooms():
+    """A depth model that reads three depths, and pictures that are as deep as bright."""
+    from foveate.data.labelled import Example, Target
+    from foveate.models import open_model
+
+    model = open_model(tiny.hf_depth_anything(), 24)
+    whole = labelled.scenes(4, side=24)
+
+    def read(scene):
+        example = whole.read(scene)
+        depth = 1 + model.transform.whole(example.picture, (24, 24)).abs().sum(0)
+        valid = torch.ones(24, 24, dtype=torch.bool)
+        return Example(example.picture, Target(depth=depth, valid=valid))
+
+    data = LabelledImages("rooms", whole.source, read, {"depth": ()}, whole.files)
+    return model, data
+
+
+@pytest.mark.parametrize("criterion", ["norm", "sensitivity"])
+def test_what_a_task_reads_before_the_block_stays_as_it_was(rooms, criterion):
+    model, data = rooms
+    settings = {"keep": 0.25, "num_resamples": 10, "seed": 4, "num_probes": 2}
+    found = probe(model, data, ["depth"], [1, 3], criteria=[criterion], **settings)
+    (task,) = found.tasks
+    assert task.score == "delta1"
+    trial = open_trial(model, "depth", data)
+    decoder, taps = trial.task, trial.task.taps(4)
+    assert taps == (2, 3, 4)
+    score = (
+        feature_norm
+        if criterion == "norm"
+        else Sensitivity(PulledProbes(decoder, num_probes=2, seed=4))
+    )
+    for d, depth in enumerate((1, 3)):
+        for a, alpha in enumerate((0.0, 1.0)):
+            step = Reduce(Prune(score, stand_in=True), 9, memory=Memory(alpha))
+
+            def call(images, step=step, depth=depth):
+                tokens = model.backbone.embed(images)
+                _, kept = run(model.backbone, tokens, 0, 4, {depth: [step]}, taps)
+                read = tuple(recover(kept[d]).x for d in taps)
+                return decoder.decode(model.backbone, read, tokens.layout)
+
+            calls = [lambda images: model(images, "depth"), call]
+            with torch.no_grad():
+                full, reduced = collect(calls, trial, data, 4, torch.zeros(()))
+            change = full.values["delta1"].mean() - reduced.values["delta1"].mean()
+            assert float(found.drops.drawn[0, 0, a, d, 0]) == pytest.approx(
+                float(change), abs=1e-6
+            )
+    assert found.drops.drawn[0].abs().max() > 1e-3
 
 
 def test_a_record_has_its_parts(record):

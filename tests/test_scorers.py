@@ -16,9 +16,9 @@ from foveate.evaluation.scorers import (
     ClassScorer,
     DepthScorer,
     MaskScorer,
-    ObjectScorer,
     find_scorer,
 )
+from foveate.evaluation.scorers_detection import ObjectScorer
 from foveate.tasks.depth import Depth
 from foveate.tasks.detection import Found
 from tests import labelled, tiny

@@ -13,7 +13,7 @@ from foveate.evaluation.cells import FULL, Cells
 from foveate.evaluation.conditions import CRITERIA, Conditions, must_differ
 from foveate.evaluation.evaluate import Batch, Trial, open_trial, pack
 from foveate.evaluation.metrics import Estimate, estimate, once, resamples
-from foveate.evaluation.scorers import ObjectScorer
+from foveate.evaluation.scorers_detection import ObjectScorer
 from foveate.evaluation.verdict import Verdict, judge
 from foveate.models import Model
 
