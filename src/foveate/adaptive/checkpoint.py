@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from foveate.adaptive.controller import Controller, Pruning
 from foveate.adaptive.lora import add_lora, load_lora, lora_state, share
 from foveate.adaptive.task_vit import FullViT, TaskViT
+from foveate.backbones.recomputed import innermost
 from foveate.models import Model, check_weights, open_model
 from foveate.models.checkpoint import (
     HeadSpec,
@@ -58,7 +59,7 @@ def save_pruned(
     if kind == "tap-f":
         weights |= _prefixed("lora", lora_state(model, task))
     else:
-        backbone: Any = model.backbone
+        backbone: Any = innermost(model.backbone)
         weights |= _prefixed("backbone", backbone.state_dict())
     if isinstance(network, TaskViT):
         record["grid"] = list(network.grid)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from foveate.backbones.recomputed import innermost
 from foveate.models import Model
 
 __all__ = [
@@ -169,7 +170,7 @@ def _layers(backbone: nn.Module) -> list[Any]:
 
 
 def _inner(model: Model) -> Any:  # noqa: ANN401 - an adapter with its network
-    return model.backbone
+    return innermost(model.backbone)
 
 
 def _peft() -> Any:  # noqa: ANN401 - a module without types

@@ -153,6 +153,7 @@ class TapConfig:
         rank: Of the low-rank update of ``tap-f``.
         backbone_rate: Of ``tap-j``, factor of the learning rate for the backbone.
         calibrate: Views whose mean counts are frozen.
+        recompute: Whether activations are computed again backwards, to save memory.
     """
 
     model: str
@@ -168,6 +169,7 @@ class TapConfig:
     rank: int = 16
     backbone_rate: float = 0.1
     calibrate: int = 64
+    recompute: bool = False
 
     def course(self, form: Form, model: Model, seed: int) -> TapCourse:
         """What to train of a model."""
@@ -180,6 +182,7 @@ class TapConfig:
             self.rank,
             self.backbone_rate,
             self.calibrate,
+            self.recompute,
         )
 
     def views(self, data: LabelledImages, transform: ImageTransform, seed: int) -> Views:

@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Generator, Tensor, nn
 
 from foveate.models import check_weights
@@ -181,6 +181,8 @@ class _Run:
         self.accelerator = Accelerator(
             mixed_precision=recipe.precision,
             cpu=next(network.parameters()).device.type == "cpu",
+            # A readout that a task has no use for gets no gradient.
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
         learned = [p for p in network.parameters() if p.requires_grad]
         groups = _groups(network, recipe)

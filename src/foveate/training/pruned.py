@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from foveate.adaptive.controller import Pruning
 from foveate.adaptive.lora import add_lora, lora_parameters, share
 from foveate.adaptive.task_vit import FullViT, TaskViT, open_task_vit
+from foveate.backbones.recomputed import Recomputed
 from foveate.data.labelled import Target
 from foveate.models import Model
 from foveate.models.checkpoint import add_heads
@@ -41,6 +42,7 @@ class TapCourse:
         rank: Of the low-rank update.
         backbone_rate: Factor of the learning rate for the backbone's own weights.
         calibrate: Views whose mean counts are frozen at the end.
+        recompute: Whether activations are computed again backwards, to save memory.
 
     Raises:
         ValueError: If both a pruning and a plan are given.
@@ -54,6 +56,7 @@ class TapCourse:
     rank: int = 16
     backbone_rate: float = 0.1
     calibrate: int = 64
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -226,12 +229,20 @@ def _trainable(model: Model, course: TapCourse) -> tuple[Model, dict[str, int], 
         backbone: Any = own.backbone
         backbone.requires_grad_(True)
         parts["backbone"] = sum(p.numel() for p in backbone.parameters())
-        return add_heads(own, {course.task: head}), parts, None
+        return _with_head(own, course, head), parts, None
     own = share(model)
     parts["lora"] = add_lora(own, course.task, course.rank)
     for parameter in lora_parameters(own, course.task):
         parameter.requires_grad_(True)
-    return add_heads(own, {course.task: head}), parts, course.task
+    return _with_head(own, course, head), parts, course.task
+
+
+def _with_head(model: Model, course: TapCourse, head: Any) -> Model:  # noqa: ANN401
+    """Model with the head that is trained, under gradient checkpoints if wanted."""
+    if course.recompute:
+        tasks: dict[str, Any] = dict(model.tasks.items())
+        model = Model(model.name, Recomputed(model.backbone), tasks, model.transform)
+    return add_heads(model, {course.task: head})
 
 
 def _backbone_names(network: nn.Module) -> Sequence[str]:

@@ -1,0 +1,169 @@
+"""Train pruned models under one recipe, and hold each against the unpruned one.
+
+    python benchmarks/tap.py --data DATA --model out/heads --form tap-f --tasks classification \
+        --rows unpruned,register,evit,tome --steps 300 --out out/tap
+
+Every row starts from the same heads, sees the same views in the same order for the same number
+of steps, and removes as many patches; rows differ in what removes them. Networks are kept in
+OUT, the record is written after every row, and a row that is in it is not trained again.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import foveate as fv
+from foveate.adaptive.checkpoint import open_pruned, save_pruned
+from foveate.adaptive.controller import Pruning
+from foveate.adaptive.task_vit import FullViT
+from foveate.cli.train import pruned_record
+from foveate.evaluation.evaluate import collect, open_trial
+from foveate.evaluation.metrics import paired_intervals
+from foveate.evaluation.pruned import time_pruned
+from foveate.models.checkpoint import HeadSpec, read_checkpoint
+from foveate.reduction.reduced_vit import reduce
+from foveate.training.config import Method, Source
+from foveate.training.loop import Recipe
+from foveate.training.pruned import TapCourse, train_pruned
+from foveate.training.views import Views
+
+STATIC = {
+    "evit": {},
+    "tome": {},
+    "random": {},
+    "coverage": {},
+    "diffrate": {},
+    "cropr": {"fuse_last": 1},
+    "foveate-oracle": {"options": {"num_probes": 16}},
+}
+LEARNED = {
+    "register": {},
+    "register-merge": {"action": "merge"},
+    "register-merge-fuse": {"action": "merge", "fuse_last": 1},
+    "register-fuse": {"fuse_last": 1},
+    "one-way": {"one_way": True},
+    "static-allocation": {"allocation": "static"},
+    "alpha-0": {"recovery": 0.0},
+    "alpha-1": {"recovery": 1.0},
+    "class-token": {"selection": "class"},
+    "class-token-static": {"selection": "class", "allocation": "static"},
+}
+UNTRAINED = ("foveate-oracle",)
+
+
+def course_of(row: str, task: str, model, options) -> TapCourse:
+    """What a row trains."""
+    recipe = Recipe(
+        options.steps,
+        options.batch_size,
+        options.learning_rate,
+        seed=options.seed,
+        validate_every=max(1, options.steps // 6),
+        weight_decay=0.05,
+    )
+    course = TapCourse(
+        options.form, task, recipe, backbone_rate=options.backbone_rate, rank=options.rank
+    )
+    if row == "unpruned":
+        return course
+    depths = tuple(int(d) for d in options.depths.split(","))
+    high, wide = model.backbone.patch_size
+    patches = (model.transform.size // high) * (model.transform.size // wide)
+    remove = patches - round(patches * options.keep)
+    if row in LEARNED:
+        least = (remove // 4,) * (len(depths) - 1) + (0,)
+        pruning = Pruning(depths, remove, least, **LEARNED[row])
+        return replace(course, pruning=pruning)
+    settings = {"alpha": options.alpha, **STATIC[row]}
+    plan = Method(row, depths, options.keep, **settings).plan(model, task)
+    return replace(course, plan=plan)
+
+
+def trained(model, course, views, folder, spec):
+    """The network of a row, and what is known of its training."""
+    if course.plan is not None and course.plan.method in UNTRAINED:
+        return reduce(model, course.plan).eval(), {"steps": 0}
+    found = train_pruned(model, course, views)
+    save_pruned(folder, course.form, found.network, model, spec, course.rank)
+    return found.network, pruned_record(found, course.form, course, len(views))
+
+
+def main() -> None:
+    """Train, score, and write the record after each row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--form", default="tap-f")
+    parser.add_argument("--tasks", default="classification,segmentation")
+    parser.add_argument("--rows", default=",".join(["unpruned", *LEARNED, *STATIC]))
+    parser.add_argument("--depths", default="2,5,8")
+    parser.add_argument("--keep", type=float, default=0.5)
+    parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--num", type=int, default=2000)
+    parser.add_argument("--val", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--backbone-rate", type=float, default=0.1)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", action="store_true", help="time kept networks, no more")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = fv.open_model(options.model)
+    size = model.transform.size
+    data, val = (
+        Source("", str(options.data / "cutouts" / part), str(options.data / "photos" / part),
+               num, seed).open(size)
+        for part, num, seed in (("train", options.num, 0), ("val", options.val, 1))
+    )  # fmt: skip
+    views = Views(data, model.transform)
+    file = options.out / "tap.json"
+    records = json.loads(file.read_text()) if file.exists() else {}
+    for task in options.tasks.split(","):
+        said = read_checkpoint(options.model)["tasks"][task]
+        spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
+        trial = open_trial(model, task, val)
+        like = next(model.parameters())
+        full = None
+        for row in options.rows.split(","):
+            key = f"{options.form}/{task}/{row}/{options.seed}"
+            folder = options.out / "networks" / key.replace("/", "-")
+            if options.clock:
+                network = open_pruned(folder)
+                clock = time_pruned(network, views[0].image.expand(8, -1, -1, -1))
+                if clock:
+                    kept = ("speedup", "mac_ratio", "overhead_share", "peak_memory_ratio",
+                            "images_per_second")  # fmt: skip
+                    records[key]["clock"] = {k: clock.record()[k] for k in kept}
+                file.write_text(json.dumps(records, indent=1))
+                continue
+            if key in records and row != "unpruned":
+                continue
+            if key in records:
+                network, record = open_pruned(folder), records[key]
+            else:
+                network, record = trained(
+                    model, course_of(row, task, model, options), views, folder, spec
+                )
+            found = collect([network], trial, val, 16, like)[0]
+            if full is None:
+                full = found if isinstance(network, FullViT) else None
+            scores = paired_intervals(full, found, 0)
+            sides = {k: {n: e.record() for n, e in v.items()} for k, v in scores.items()}
+            records[key] = {**record, "scores": sides, "num_val": len(val), "size": size}
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(records, indent=1))
+            print(key, record.get("seconds"), record.get("counts"), record.get("alpha"),
+                  {k: round(100 * v["value"], 2) for k, v in sides["difference"].items()},
+                  {k: round(100 * v["value"], 2) for k, v in sides["reduced"].items()},
+                  flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
