@@ -1,0 +1,234 @@
+"""Oracle: the run that was not killed; the form that is not shortened; what was saved."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from foveate.adaptive.checkpoint import open_pruned, save_pruned
+from foveate.adaptive.controller import Pruning
+from foveate.adaptive.task_vit import FullViT, TaskViT, open_task_vit, run_mixed
+from foveate.backbones.recomputed import Recomputed
+from foveate.evaluation.pruned import evaluate_pruned, plan_of, time_pruned
+from foveate.models.checkpoint import HeadSpec
+from foveate.reduction.macs import block_macs
+from foveate.reduction.presets import plan_for
+from foveate.reduction.reduced_vit import ReducedViT
+from foveate.training.loop import Recipe
+from foveate.training.pruned import TapCourse, build_pruned, train_pruned
+from foveate.training.views import Views
+from tests import labelled
+
+FORMS = ("tap-j", "tap-f")
+TASKS = ("label", "mask", "objects")
+PRUNING = Pruning((0, 1), 32, least=(8, 0))
+GRID = (8, 8)
+
+
+class KilledError(Exception):
+    """The run ends here."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return labelled.model_with_heads()
+
+
+@pytest.fixture(scope="module")
+def views(model):
+    return Views(labelled.scenes(6), model.transform)
+
+
+def course(form="tap-f", task="label", pruning=PRUNING, steps=6, **changes):
+    recipe = Recipe(steps, 3, 5e-3, validate_every=2)
+    return TapCourse(form, task, recipe, pruning, rank=2, calibrate=4, **changes)
+
+
+def spec(task):
+    kind, num, settings = labelled.HEADS[task]
+    return HeadSpec(kind, tuple(str(i) for i in range(num)), settings)
+
+
+def images(num=3, seed=1):
+    return torch.randn(num, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("task", TASKS)
+def test_training_lowers_the_loss_and_leaves_the_model_alone(model, views, form, task):
+    before = copy.deepcopy(model.state_dict())
+    found = train_pruned(model, course(form, task, steps=12), views)
+    assert found.training.losses[-1] < found.training.losses[0]
+    assert found.difference is not None
+    assert found.difference < 1e-5
+    assert int(found.network.controller.counts.sum()) == PRUNING.remove
+    assert (found.alphas is None) == (task == "label")
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_trained_changes_and_nothing_else(model, views, form):
+    network, parts = build_pruned(model, course(form, "mask"))
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    counted = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert counted == sum(parts.values())
+    found = train_pruned(model, course(form, "mask"), views)
+    after = found.network.state_dict()
+    changed = {k for k, v in after.items() if not torch.equal(v, before[k])}
+    for part in ("register", "allocate.weight", "recover.weight"):
+        assert f"controller.{part}" in changed
+    backbone = {k for k in changed if k.startswith("model.backbone.")}
+    assert backbone
+    assert all("lora_" in key for key in backbone) == (form == "tap-f")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_killed_run_ends_as_the_one_that_was_not(model, views, tmp_path, form):
+    state, wanted = tmp_path / "a.state", course(form, "objects")
+    whole = train_pruned(model, wanted, views)
+
+    def kill(now):
+        if now.step == 4:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train_pruned(model, wanted, views, state, kill)
+    again = train_pruned(model, wanted, views, state)
+    assert again.training.losses == whole.training.losses
+    first, second = whole.network.state_dict(), again.network.state_dict()
+    for key, value in first.items():
+        assert_close(second[key], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["register", "plan", "full"])
+def test_a_checkpoint_gives_back_the_same_bits(model, views, tmp_path, form, kind):
+    wanted = course(form, "mask", PRUNING if kind == "register" else None)
+    if kind == "plan":
+        plan = plan_for(model, "tome", "mask", GRID, {0: 40, 1: 32}, fuse_last=0)
+        wanted = replace(wanted, plan=plan)
+    found = train_pruned(model, wanted, views)
+    kinds = {"register": TaskViT, "plan": ReducedViT, "full": FullViT}
+    assert type(found.network) is kinds[kind]
+    save_pruned(tmp_path, form, found.network, model, spec("mask"), 2)
+    opened = open_pruned(tmp_path, labelled.model_with_heads())
+    assert torch.equal(opened(images()), found.network(images()))
+    assert not torch.equal(opened(images()), model(images(), "mask"))
+
+
+def test_other_weights_and_other_checkpoints_are_refused(model, views, tmp_path):
+    found = train_pruned(model, course("tap-f", "mask"), views)
+    save_pruned(tmp_path, "tap-f", found.network, model, spec("mask"), 2)
+    other = copy.deepcopy(model)
+    next(other.parameters()).add_(1)
+    with pytest.raises(ValueError, match="checkpoint must be of the weights of tiny"):
+        open_pruned(tmp_path, other)
+    record = (tmp_path / "checkpoint.json").read_text()
+    (tmp_path / "checkpoint.json").write_text(record.replace('"tap-f"', '"heads"'))
+    with pytest.raises(ValueError, match="must be of tap-j or tap-f"):
+        open_pruned(tmp_path, model)
+
+
+def test_tasks_share_one_backbone_and_a_mixed_batch(model, views, tmp_path):
+    alone = {}
+    for task in ("label", "mask"):
+        found = train_pruned(model, course("tap-f", task), views)
+        save_pruned(tmp_path / task, "tap-f", found.network, model, spec(task), 2)
+        alone[task] = found.network
+    first = open_pruned(tmp_path / "label", labelled.model_with_heads())
+    second = open_pruned(tmp_path / "mask", first.model)
+    shared = {"label": first, "mask": second}
+    kept = {p.data_ptr() for p in first.model.backbone.parameters()}
+    own = {n: p.data_ptr() for n, p in second.model.backbone.named_parameters()}
+    assert {n for n, at in own.items() if at not in kept} == {
+        n for n in own if ".mask." in n
+    }
+    tasks = ["mask", "label", "mask", "label"]
+    batch = images(4)
+    with torch.no_grad():
+        for output, task, image in zip(
+            run_mixed(shared, batch, tasks), tasks, batch, strict=True
+        ):
+            assert_close(output, alone[task](image[None])[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="tasks must be one of label, mask for each of 4"):
+        run_mixed(shared, batch, ["label"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_recomputed_activations_give_the_same_training(model, views, form):
+    plain = train_pruned(model, course(form, "mask"), views)
+    again = train_pruned(model, course(form, "mask", recompute=True), views)
+    assert again.training.losses == plain.training.losses
+    assert isinstance(again.network.model.backbone, Recomputed)
+
+
+def test_recomputed_keeps_less(model):
+    def held(backbone):
+        total = 0
+
+        def pack(x):
+            nonlocal total
+            total += x.numel()
+            return x
+
+        x = images().requires_grad_()
+        tokens = backbone.embed(x)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            for depth in range(backbone.num_blocks):
+                heads = backbone.project(depth, tokens)
+                tokens = backbone.transform(depth, backbone.attend(depth, tokens, heads))
+        return total, tokens.x
+
+    (full, x), (less, y) = held(model.backbone), held(Recomputed(model.backbone))
+    assert torch.equal(x, y)
+    assert less < 0.6 * full
+
+
+def test_an_evaluation_holds_a_pruned_model_against_the_full_one(model, views):
+    data = labelled.scenes(4, seed=3)
+    found = train_pruned(model, course("tap-j", "mask"), views).network
+    record = evaluate_pruned(found, data, model, batch_size=2).record()
+    assert set(record["scores"]) == {"full", "reduced", "difference"}
+    assert record["plan"]["method"] == "task-register"
+    kept = [count for _, count in record["plan"]["schedule"]]
+    assert kept[-1] == 32
+    backbone = model.backbone
+    full = 3 * block_macs(backbone, 0, 65, 65)
+    less = (
+        block_macs(backbone, 0, 66, 2 + kept[0])
+        + block_macs(backbone, 1, 2 + kept[0], 2 + kept[1])
+        + block_macs(backbone, 2, 2 + kept[1], 2 + kept[1])
+    )
+    assert record["mac_ratio"] == full / less
+    nothing = train_pruned(model, course("tap-j", "mask", None), views).network
+    assert plan_of(nothing) is None
+    assert time_pruned(nothing, images()) is None
+    assert set(evaluate_pruned(nothing, data).record()["scores"]) == {"full"}
+    assert set(evaluate_pruned(nothing, data, model).record()["scores"]) == {
+        "full",
+        "reduced",
+        "difference",
+    }
+
+
+def test_register_and_plan_cannot_both_be_given(model):
+    plan = plan_for(model, "tome", "mask", GRID, {0: 40})
+    with pytest.raises(ValueError, match="pruning and plan cannot both be given"):
+        course(plan=plan)
+    resolution = plan_for(model, "resolution", "mask", GRID, {0: 16})
+    with pytest.raises(ValueError, match="plan must reduce tokens to be trained"):
+        build_pruned(model, course(pruning=None, plan=resolution))
+
+
+def test_a_controller_starts_like_the_class_token(model):
+    """With the class token's start, the register ranks as it does in the first block."""
+    register = open_task_vit(model, "label", Pruning((0,), 32))
+    token = open_task_vit(model, "label", Pruning((0,), 32, selection="class"))
+    with torch.no_grad():
+        first, second = register.look(images()), token.look(images())
+    # The register's own key takes a little of each head's attention, and nothing else.
+    pair = torch.stack([first.scores.flatten(), second.scores.flatten()])
+    assert torch.corrcoef(pair)[0, 1] > 0.9999
