@@ -50,6 +50,8 @@ def heads(common: Common, config: Config) -> None:
     with terminal.progress_bar("features") as progress:
         state = common.out / "state"
         found = train_heads(model, data, courses, views, state, progress, _print_state)
+    if not _is_main_process():
+        return
     trained = with_heads(model, found)
     save_heads(common.out, trained, {name: each.spec for name, each in found.items()})
     record: dict[str, Any] = {
@@ -150,6 +152,8 @@ def _train_pruned(common: Common, config: Path, form: "Form") -> None:
     state = common.out / "state" / "train.state"
     with terminal.progress_bar("train") as log.progress:
         found = train_pruned(base, course, views, state, log)
+    if not _is_main_process():
+        return
     save_pruned(common.out, form, found.network, base, spec, course.rank)
     record = pruned_record(found, form, course, len(views))
     if val is not None:
@@ -225,6 +229,13 @@ def pruned_record(
         record["counts"] = network.controller.counts.tolist()
         record["alpha"] = found.alphas
     return record
+
+
+def _is_main_process() -> bool:
+    """Whether this process, of those that accelerate has launched, writes and scores."""
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)
 
 
 def _head_spec(folder: Path, task: str) -> "HeadSpec":

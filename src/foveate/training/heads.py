@@ -82,6 +82,7 @@ def compute_features(
     depths: Sequence[int],
     batch_size: int = 8,
     progress: Progress | None = None,
+    needs_grid: bool = True,
 ) -> Features:
     """Run a frozen backbone over views.
 
@@ -91,6 +92,7 @@ def compute_features(
         depths: Taps.
         batch_size: Views at a time.
         progress: Told how many are done, and of how many.
+        needs_grid: Whether patches are kept; if not, prefix tokens are all there is.
 
     Returns:
         Its features. Memory: ``2 * M * (P + N) * C`` bytes a tap.
@@ -106,7 +108,8 @@ def compute_features(
         layout = tokens.layout
         _, kept = run(model.backbone, tokens, 0, depths[-1], taps=depths)
         for depth in depths:
-            taps[depth].append(kept[depth].x.half().cpu())
+            x = kept[depth].x if needs_grid else kept[depth].prefix
+            taps[depth].append(x.half().cpu())
         targets += [v.target for v in seen]
         if progress:
             progress(len(targets), len(views))
@@ -150,7 +153,8 @@ def train_heads(
     heads = {name: _seeded(spec, model, courses[name]) for name, spec in specs.items()}
     blocks = model.backbone.num_blocks
     taps = {depth for head in heads.values() for depth in head.taps(blocks)}
-    features = compute_features(model, views, sorted(taps), progress=progress)
+    grid = any(head.needs_grid for head in heads.values())
+    features = compute_features(model, views, sorted(taps), 8, progress, grid)
     found = {}
     for name, head in heads.items():
         started = time.perf_counter()
