@@ -118,7 +118,7 @@ def main() -> None:
     model = fv.open_model(options.model)
     size = model.transform.size
     data, val = (
-        Source("", str(options.data / "cutouts" / part), str(options.data / "photos" / part),
+        Source("", "", str(options.data / "cutouts" / part), str(options.data / "photos" / part),
                num, seed).open(size)
         for part, num, seed in (("train", options.num, 0), ("val", options.val, 1))
     )  # fmt: skip

@@ -31,12 +31,21 @@ def write_imagenet(folder):
 def write_data(name, folder):
     if name == "imagenet":
         return write_imagenet(folder)
-    for seed, split in enumerate(("train", "val")):
+    for seed, split in enumerate(("train2017", "val2017")):
+        scenes = labelled.composites(4, 32, seed)
         if name == "coco":
-            write_coco(labelled.composites(4, 32, seed), folder / split)
-        else:
-            part = {"train": "training", "val": "validation"}[split]
-            write_ade20k(labelled.composites(4, 32, seed), folder / part)
+            write_coco(scenes, folder / "parts")
+            (folder / "annotations").mkdir(exist_ok=True)
+            (folder / "parts" / "images").rename(folder / split)
+            (folder / "parts" / "annotations.json").rename(
+                folder / "annotations" / f"instances_{split}.json"
+            )
+            continue
+        write_ade20k(scenes, folder / "parts")
+        for kind in ("images", "annotations"):
+            (folder / kind).mkdir(exist_ok=True)
+            part = ("training", "validation")[seed]
+            (folder / "parts" / kind / "validation").rename(folder / kind / part)
     return None
 
 
@@ -98,7 +107,7 @@ def test_a_pruned_checkpoint_is_evaluated_by_the_command(tmp_path, monkeypatch):
         )
         words = ("train", form, "--config", tmp_path / f"{part}.toml")
         assert run(*words, "--out", tmp_path / part) == 0
-    data = tmp_path / "data" / "validation"
+    data = tmp_path / "data"
     words = ("evaluate", "--checkpoint", tmp_path / "tap", "--data", data)
     assert run(*words, "--out", tmp_path / "scored") == 0
     record = json.loads((tmp_path / "scored" / "evaluate.json").read_text())

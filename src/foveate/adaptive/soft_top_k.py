@@ -52,8 +52,7 @@ def hard_top_k(scores: Tensor, count: Tensor, alive: Tensor) -> Tensor:
     Returns:
         ``(B, N)``, bool.
     """
-    lowest = torch.finfo(scores.dtype).min
-    order = scores.masked_fill(~alive, lowest).sort(dim=1, descending=True, stable=True)
+    order = scores.masked_fill(~alive, -torch.inf).sort(dim=1, descending=True, stable=True)
     rank = order.indices.argsort(dim=1)
     return (rank < count[:, None]) & alive
 

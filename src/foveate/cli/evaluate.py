@@ -20,6 +20,7 @@ Data = Annotated[
     Path, Option(help="Data set, as of COCO, ADE20K, ImageNet, NYU.", show_default=False)
 ]
 ThePlan = Annotated[Path | None, Option(help="Plan to hold against the full model.")]
+Split = Annotated[str, Option(help="Part of the data, as val2017; that to validate on.")]
 Number = Annotated[int, Option(min=0, help="First pictures of the data; all if 0.")]
 
 
@@ -29,6 +30,7 @@ def evaluate(
     checkpoint: Checkpoint = None,
     plan: ThePlan = None,
     num: Number = 0,
+    split: Split = "",
 ) -> None:
     """Score a task on labelled pictures, the full and the reduced model side by side."""
     from foveate.data.labelled import open_labelled
@@ -43,7 +45,7 @@ def evaluate(
     common = replace(common, task=wanted.task) if wanted else common
     if checkpoint is not None:
         common = replace(common, model=str(checkpoint))
-    labelled = open_labelled(data).first(num)
+    labelled = open_labelled(data, split).first(num)
     with terminal.progress_bar("evaluate") as progress:
         settings = (common.batch_size, common.seed, progress)
         if checkpoint is not None and _is_pruned(checkpoint):

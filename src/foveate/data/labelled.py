@@ -127,7 +127,7 @@ def label_composites(composites: Composites) -> LabelledImages:
     )
 
 
-def open_labelled(folder: str | Path) -> LabelledImages:
+def open_labelled(folder: str | Path, split: str = "") -> LabelledImages:
     """Open a data set by the layout of its folder.
 
     A file ``annotations.json`` beside ``images``, or ``annotations/instances_SPLIT.json``
@@ -140,19 +140,22 @@ def open_labelled(folder: str | Path) -> LabelledImages:
 
     Args:
         folder: The data set.
+        split: As the files name it: ``train2017``, ``training``, ``train``; that for
+            validation if there are several and none is named.
 
     Returns:
         Its examples.
 
     Raises:
-        ValueError: If there is no such folder, or what it holds is not as it should be.
+        ValueError: If there is no such folder or split, or what it holds is not as it
+            should be.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"data must be a folder with a data set; got no such '{folder}'.")
     if any((folder / kind / split).is_dir() for kind in ADE20K for split in SPLITS):
-        return _open_ade20k(folder)
-    pair = _coco_files(folder)
+        return _open_ade20k(folder, split)
+    pair = _coco_files(folder, split)
     if pair is not None:
         return _open_coco(folder, *pair)
     if (folder / LABELLED).is_file() or any(folder.rglob("*depth*.png")):
@@ -164,12 +167,13 @@ def open_labelled(folder: str | Path) -> LabelledImages:
             "data must be laid out as COCO, ADE20K, NYU-Depth-V2 or ImageNet; "
             f"'{folder}' holds no file or folder of theirs."
         )
-    return _open_imagenet(folder)
+    return _open_imagenet(folder / split)
 
 
-def _coco_files(folder: Path) -> tuple[Path, Path] | None:
+def _coco_files(folder: Path, wanted: str) -> tuple[Path, Path] | None:
     """Folder of the pictures and annotation file; None if it is not of this form."""
-    for file in sorted((folder / "annotations").glob("instances_*.json")):
+    files = (folder / "annotations").glob(f"instances_{wanted or '*'}.json")
+    for file in sorted(files, key=lambda f: (not f.stem.startswith("instances_val"), f)):
         split = file.stem.removeprefix("instances_")
         for images in (folder / split, folder / "images" / split):
             if images.is_dir():
@@ -187,10 +191,9 @@ def _open_coco(folder: Path, images: Path, annotations: Path) -> LabelledImages:
     )
 
 
-def _open_ade20k(folder: Path) -> LabelledImages:
+def _open_ade20k(folder: Path, split: str) -> LabelledImages:
     found = (s for s in SPLITS if (folder / "images" / s).is_dir())
-    split = next(found, SPLITS[0])
-    ade = open_ade20k(folder, split)
+    ade = open_ade20k(folder, split or next(found, SPLITS[0]))
     classes = {"segmentation": tuple(str(k + 1) for k in range(ade.num_classes))}
     files = [str(file) for file in ade.files]
     return LabelledImages(str(folder), ade, _read_mask, classes, files)

@@ -32,6 +32,7 @@ class Source:
 
     Attributes:
         folder: As of :func:`~foveate.data.labelled.open_labelled`.
+        split: Which part of that folder, likewise.
         cutouts: Pictures with an alpha channel, one sub-folder a class.
         photos: Photographs.
         num: Scenes; of a data set, its first pictures, all of them if 0.
@@ -43,6 +44,7 @@ class Source:
     """
 
     folder: str = ""
+    split: str = ""
     cutouts: str = ""
     photos: str = ""
     num: int = 0
@@ -70,7 +72,7 @@ class Source:
             Labelled pictures.
         """
         if self.folder:
-            return open_labelled(self.folder).first(self.num)
+            return open_labelled(self.folder, self.split).first(self.num)
         side = self.size or size
         return label_composites(
             open_composites(self.cutouts, self.photos, self.num, side, self.seed)
