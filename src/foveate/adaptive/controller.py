@@ -71,14 +71,27 @@ class Pruning:
             raise ValueError(f"recovery must be 'learned' or from 0 to 1; got {alpha!r}.")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive; got {self.temperature}.")
-        assert self.limits.total == self.remove
+        _ = self.limits
 
     @property
     def limits(self) -> Limits:
-        """The budget and its bounds."""
+        """The budget and its bounds.
+
+        Returns:
+            Both, with a number for every depth.
+
+        Raises:
+            ValueError: If numbers are missing, or no counts meet them.
+        """
         number = len(self.depths)
         least = self.least or (0,) * number
-        return Limits(self.remove, least, self.most or (self.remove,) * number)
+        most = self.most or (self.remove,) * number
+        if not len(least) == len(most) == number:
+            raise ValueError(
+                f"least and most must have a number for every depth, {number} of them; got "
+                f"{len(least)} and {len(most)}."
+            )
+        return Limits(self.remove, least, most)
 
 
 class Controller(nn.Module):
@@ -132,7 +145,7 @@ class Controller(nn.Module):
         """
         if self.allocate is None:
             raise ValueError("allocation must be 'learned' to have shares; it is 'static'.")
-        logit = self.allocate(_normalised(state))[:, 0]
+        logit = self.allocate(_normalised(state, self.allocate))[:, 0]
         return (logit + self.first[index]).sigmoid()
 
     def alpha(self, state: Tensor) -> float | Tensor:
@@ -146,7 +159,7 @@ class Controller(nn.Module):
         """
         if self.recover is None:
             return float(self.pruning.recovery)
-        return self.recover(_normalised(state)).sigmoid()[:, :, None]
+        return self.recover(_normalised(state, self.recover)).sigmoid()[:, :, None]
 
     @torch.no_grad()
     def freeze(self, counts: Tensor) -> None:
@@ -178,5 +191,6 @@ def _readout(channels: int, bias: float) -> nn.Linear:
     return layer
 
 
-def _normalised(state: Tensor) -> Tensor:
-    return layer_norm(state.float(), state.shape[-1:])
+def _normalised(state: Tensor, readout: nn.Linear) -> Tensor:
+    """State in the precision of the readout, which is trained in float32."""
+    return layer_norm(state.to(readout.weight.dtype), state.shape[-1:])
