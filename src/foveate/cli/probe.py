@@ -63,7 +63,9 @@ def probe(  # noqa: PLR0913 - options of a command
     folder, cutouts, photos = (
         str(f) if f else "" for f in (labelled.data, labelled.cutouts, labelled.photos)
     )
-    source = Source(folder, cutouts, photos, labelled.num, common.seed)
+    source = Source(
+        folder, cutouts=cutouts, photos=photos, num=labelled.num, seed=common.seed
+    )
     model = open_model(replace(common, task=names[0]))
     pictures = source.open(model.transform.size)
     with terminal.progress_bar("probe") as progress:
