@@ -40,13 +40,15 @@ def write_report(directory: str | Path) -> Path:
 
 def _sections() -> dict[str, Callable[[Mapping[str, Any], Path], Section]]:
     """What makes the section of each record, in the order of the page."""
-    from foveate.report import benchmark, compare, diagnosis, probe, theorems
+    from foveate.report import benchmark, compare, diagnosis, probe, tasks, theorems
 
     return {
         "diagnose.json": diagnosis.section,
         "compare.json": compare.section,
         "benchmark.json": benchmark.section,
         "probe.json": probe.section,
+        "train.json": tasks.training,
+        "evaluate.json": tasks.evaluation,
         "theorems.json": theorems.section,
     }
 

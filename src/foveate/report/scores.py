@@ -26,15 +26,20 @@ def print_evaluation(record: Mapping[str, Any]) -> None:
     sides = [side for side in SIDES if side in record["scores"]]
     names = record["scores"]["full"]
     rows = [
-        (name, *(_shown(name, record["scores"][side][name]) for side in sides))
+        (name, *(shown(name, record["scores"][side][name]) for side in sides))
         for name in names
     ]
     terminal.print_table(title, ("", *sides), rows)
     if "speedup" not in record:
         return
+    terminal.print_table("What was saved", ("", ""), saved_rows(record))
+
+
+def saved_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a plan saves, in words and figures."""
     speed, throughput = record["speedup"], record["images_per_second"]
     memory = record["peak_memory_ratio"]
-    saved = [
+    return [
         ("speed-up of the blocks", f"{speed['median']:.3f}"),
         ("multiply-adds, full over reduced", f"{record['mac_ratio']:.3f}"),
         ("share of the steps in the time", f"{100 * record['overhead_share']:.2f} %"),
@@ -42,10 +47,9 @@ def print_evaluation(record: Mapping[str, Any]) -> None:
         ("images a second, full", f"{throughput['full']:.1f}"),
         ("images a second, reduced", f"{throughput['reduced']:.1f}"),
     ]
-    terminal.print_table("What was saved", ("", ""), saved)
 
 
-def _shown(name: str, estimate: Mapping[str, float | None]) -> str:
+def shown(name: str, estimate: Mapping[str, float | None]) -> str:
     """Errors of depth are no shares."""
     return in_interval(
         estimate, 1 if name in {"rmse", "silog", "abs_rel", "log10"} else 100
