@@ -53,7 +53,8 @@ class TaskViT(nn.Module):
         lora: Low-rank update of the model to run with; None for none.
 
     Raises:
-        ValueError: If the budget does not fit the grid or the task.
+        ValueError: If the budget does not fit the grid or the task, or the backbone has no
+            class token to select by.
     """
 
     def __init__(
@@ -82,6 +83,11 @@ class TaskViT(nn.Module):
         self.controller = controller
         self.restore = last - fuse if fuse else None
         register, backbone = controller.register, model.backbone
+        if register is None and not backbone.has_class_token:
+            raise ValueError(
+                f"selection must be 'register' for {model.name}, which has no class token; "
+                "got 'class'."
+            )
         if register is not None:
             backbone = WithRegister(backbone, register, pruning.one_way)
         tasks: dict[str, Any] = dict(model.tasks.items())
@@ -168,14 +174,15 @@ class TaskViT(nn.Module):
 
     def _gathered(self, images: Tensor) -> Tensor:
         taps, tokens = self._start(images)
-        backbone, decoder = self.controlled.backbone, self.model.task(self.task)
+        backbone = self.controlled.backbone
         kept = run(backbone, tokens, 0, taps[-1], self.steps(), taps)[1]
-        read = [recover(kept[d]) if self.needs_grid else kept[d] for d in taps]
-        return decoder.decode(backbone, tuple(t.x for t in read), tokens.layout)
+        return self._decode([
+            recover(kept[d]) if self.needs_grid else kept[d] for d in taps
+        ])
 
     def _masked(self, images: Tensor, counting: str) -> tuple[Tensor, Ledger]:
         taps, tokens = self._start(images)
-        backbone, decoder = self.controlled.backbone, self.model.task(self.task)
+        backbone = self.controlled.backbone
         pruning = self.controller.pruning
         budget = torch.full((len(images),), float(pruning.remove), device=images.device)
         ledger = Ledger(budget)
@@ -187,8 +194,15 @@ class TaskViT(nn.Module):
             steps[self.restore] = [MaskedRestore()]
         kept = run(backbone, tokens, 0, taps[-1], steps, taps)[1]
         read = [read_masked(kept[d]) if self.needs_grid else kept[d] for d in taps]
-        output = decoder.decode(backbone, tuple(t.x for t in read), tokens.layout)
-        return output, ledger
+        return self._decode(read), ledger
+
+    def _decode(self, read: Sequence[Tokens]) -> Tensor:
+        """Raw output. A decoder that pools must not take the register for a patch."""
+        backbone = self.controlled.backbone
+        if isinstance(backbone, WithRegister):
+            read = [backbone.without_register(tokens) for tokens in read]
+        features = tuple(tokens.x for tokens in read)
+        return self.model.task(self.task).decode(backbone, features, read[0].layout)
 
     def _start(self, images: Tensor) -> tuple[tuple[int, ...], Tokens]:
         if self.lora is not None:

@@ -63,7 +63,7 @@ class WithRegister(nn.Module):
         if not self.one_way:
             return self.inner.attend(depth, tokens, heads)
         at = tokens.layout.num_prefix - 1
-        others = tokens.with_(x=_without(tokens.x, at, 1), layout=_with_prefix(tokens, -1))
+        others = self.without_register(tokens)
         plain = self.inner.attend(
             depth, others, Heads(*(_without(h, at, 2) for h in heads))
         )
@@ -80,6 +80,11 @@ class WithRegister(nn.Module):
     def finish(self, x: Tensor) -> Tensor:
         """Apply the final norm."""
         return self.inner.finish(x)
+
+    def without_register(self, tokens: Tokens) -> Tokens:
+        """Tokens as the plain backbone has them, for decoders that pool all of them."""
+        at = tokens.layout.num_prefix - 1
+        return tokens.with_(x=_without(tokens.x, at, 1), layout=_with_prefix(tokens, -1))
 
     def macs_per_token(self, depth: int) -> tuple[int, int]:
         """Multiply-adds of a block's linear layers for one token: attention, MLP."""
