@@ -1,11 +1,11 @@
 """Train pruned models under one recipe, and hold each against the unpruned one.
 
-    python benchmarks/tap.py --data DATA --model out/heads --form tap-f --tasks classification \
-        --rows unpruned,register,evit,tome --steps 300 --out out/tap
+    python benchmarks/tap.py --data DATA --model out/heads --form tap-f \
+        --tasks classification --rows unpruned,register,evit,tome --steps 300 --out out/tap
 
-Every row starts from the same heads, sees the same views in the same order for the same number
-of steps, and removes as many patches; rows differ in what removes them. Networks are kept in
-OUT, the record is written after every row, and a row that is in it is not trained again.
+Every row starts from the same heads, sees the same views in the same order for the same
+number of steps, and removes as many patches; rows differ in what removes them. Networks are
+kept in OUT, the record is written after every row, and a row in it is not trained again.
 """
 
 import argparse
@@ -82,6 +82,11 @@ def course_of(row: str, task: str, model, options) -> TapCourse:
     return replace(course, plan=plan)
 
 
+def _scenes(data: Path, part: str, num: int, seed: int) -> Source:
+    cutouts, photos = (str(data / kind / part) for kind in ("cutouts", "photos"))
+    return Source(cutouts=cutouts, photos=photos, num=num, seed=seed)
+
+
 def trained(model, course, views, folder, spec):
     """The network of a row, and what is known of its training."""
     if course.plan is not None and course.plan.method in UNTRAINED:
@@ -117,11 +122,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = fv.open_model(options.model)
     size = model.transform.size
-    data, val = (
-        Source("", "", str(options.data / "cutouts" / part), str(options.data / "photos" / part),
-               num, seed).open(size)
-        for part, num, seed in (("train", options.num, 0), ("val", options.val, 1))
-    )  # fmt: skip
+    data = _scenes(options.data, "train", options.num, 0).open(size)
+    val = _scenes(options.data, "val", options.val, 1).open(size)
     views = Views(data, model.transform)
     file = options.out / "tap.json"
     records = json.loads(file.read_text()) if file.exists() else {}

@@ -110,6 +110,7 @@ class Controller(nn.Module):
     """
 
     counts: Tensor
+    whole: tuple[int, ...]  # the counts again: shapes follow from them, so none is traced
 
     def __init__(self, channels: int, pruning: Pruning, register: Tensor | None) -> None:
         super().__init__()
@@ -122,6 +123,8 @@ class Controller(nn.Module):
         self.register = None if register is None else nn.Parameter(register.clone().float())
         even = split_evenly(pruning.limits)
         self.register_buffer("counts", torch.tensor(even))
+        self.whole = tuple(even)
+        self.register_load_state_dict_post_hook(_read_counts)
         left = [pruning.remove - sum(even[:i]) for i in range(len(even))]
         ratio = torch.tensor([c / max(1, n) for c, n in zip(even, left, strict=True)])
         self.first = ratio.clamp(0.01, 0.99).logit().tolist()
@@ -172,6 +175,7 @@ class Controller(nn.Module):
         limits = self.pruning.limits
         whole = hamilton(mean, limits.total, limits.least, limits.most)
         self.counts.copy_(torch.tensor(whole))
+        self.whole = tuple(whole)
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers that are trained, by part."""
@@ -181,6 +185,10 @@ class Controller(nn.Module):
             for name, part in parts.items()
         }
         return {"register": 0 if self.register is None else len(self.register), **found}
+
+
+def _read_counts(controller: Controller, _: Any) -> None:  # noqa: ANN401 - torch's
+    controller.whole = tuple(controller.counts.tolist())
 
 
 def _readout(channels: int, bias: float) -> nn.Linear:

@@ -66,7 +66,9 @@ class GatheredStep:
         merges = self.controller.pruning.action == "merge"
         # Autocast would round attention to eight bits, in which the close ones tie.
         with torch.autocast(tokens.x.device.type, enabled=False):
-            action = ManyToOne(self._score) if merges else Prune(self._score, True)
+            action = (
+                ManyToOne(self._score) if merges else Prune(self._score, self.needs_grid)
+            )
             grouping = action(tokens, block, tokens.num_patches - self.count)
         memory = NOTHING
         if self.needs_grid:
@@ -152,7 +154,7 @@ class MaskedStep:
     def _count(self, state: Tensor, alive: Tensor) -> Tensor:
         """How many patches of each image go, ``(B,)``."""
         controller, index = self.controller, self.index
-        fixed = int(controller.counts[index])
+        fixed = controller.whole[index]
         remaining = self.ledger.remaining
         if self.counting == "frozen" or controller.allocate is None:
             return torch.full_like(remaining, float(fixed))

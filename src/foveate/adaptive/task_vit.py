@@ -119,7 +119,7 @@ class TaskViT(nn.Module):
 
     def steps(self) -> dict[int, list[Step]]:
         """Steps of the gathered form, by depth, for the model ``controlled``."""
-        counts = self.controller.counts.tolist()
+        counts = self.controller.whole
         steps: dict[int, list[Step]] = {
             depth: [GatheredStep(self.controller, index, count, self.needs_grid)]
             for index, (depth, count) in enumerate(
@@ -133,7 +133,7 @@ class TaskViT(nn.Module):
     def kept(self) -> dict[int, int]:
         """Patches left at each depth, by the frozen counts."""
         left, found = self.grid[0] * self.grid[1], {}
-        counts = self.controller.counts.tolist()
+        counts = self.controller.whole
         for depth, count in zip(self.controller.pruning.depths, counts, strict=True):
             left -= count
             found[depth] = left
