@@ -165,6 +165,7 @@ def test_counts_travel_with_the_state():
     controller.freeze(torch.tensor([[1.0, 2, 14]]))
     other.load_state_dict(controller.state_dict())
     assert other.counts.tolist() == [1, 2, 14]
+    assert other.whole == controller.whole == (1, 2, 14)
 
 
 @pytest.mark.parametrize(

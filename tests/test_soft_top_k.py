@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from foveate.adaptive.soft_top_k import hard_top_k, soft_top_k, straight_through_top_k
+from foveate.adaptive.soft_top_k import (
+    chance_to_stay,
+    hard_top_k,
+    soft_top_k,
+    straight_through_top_k,
+)
 
 DEAD = torch.tensor([
     [1, 1, 0, 1, 1, 1, 0, 1, 1],
@@ -146,3 +151,15 @@ def test_straight_through_is_hard_forwards_and_soft_backwards():
         assert torch.equal(mine, theirs)
         assert mine.abs().max() > 1e-3
     assert bool((found[0][~DEAD] == 0).all())
+
+
+def test_a_chance_to_stay_is_that_of_patches_that_are_there():
+    """Patches that are gone get theirs by the threshold of the others."""
+    scores = random_scores().requires_grad_()
+    chance = chance_to_stay(scores, COUNT, DEAD, 0.5)
+    soft = soft_top_k(scores, COUNT, DEAD, 0.5).detach()
+    assert_close(chance[DEAD], soft[DEAD], rtol=0, atol=1e-12)
+    threshold = scores[0, 0] - 0.5 * soft[0, 0].logit()
+    truth = ((scores[0, 2] - threshold) / 0.5).sigmoid().detach()
+    assert_close(chance[0, 2], truth)
+    assert not chance.requires_grad

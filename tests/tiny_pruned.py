@@ -49,7 +49,7 @@ def vit_of(network, task, counts=(8, 9), dtype=torch.float32, grid=tiny.GRID, **
                 shape = readout.weight.shape
                 readout.weight.copy_(0.15 * torch.randn(shape, generator=draw))
                 readout.bias.add_(0.3)
-    controller.counts.copy_(torch.tensor(counts))
+    controller.freeze(torch.tensor([counts]))
     return TaskViT(model, task, controller.to(dtype), grid).eval()
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from foveate.reduction.masked import ABSENT
 
-__all__ = ["hard_top_k", "soft_top_k", "straight_through_top_k"]
+__all__ = ["chance_to_stay", "hard_top_k", "soft_top_k", "straight_through_top_k"]
 
 _BISECTIONS = 60
 
@@ -74,6 +74,25 @@ def straight_through_top_k(
     hard = hard_top_k(scores.detach(), count.detach().round(), alive).to(scores.dtype)
     soft = soft_top_k(scores, count, alive, temperature)
     return hard + (soft - soft.detach())
+
+
+@torch.no_grad()
+def chance_to_stay(
+    scores: Tensor, count: Tensor, alive: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Probability that a patch would stay, whether it is still there or not.
+
+    Args:
+        scores: ``(B, N)``; of a patch that is gone, what it would score.
+        count: How many of those alive to keep, ``(B,)``.
+        alive: Which patches there are, ``(B, N)``, bool; they alone set the threshold.
+        temperature: Of the probabilities.
+
+    Returns:
+        ``(B, N)``, in [0, 1], without gradient; that of :func:`soft_top_k` if alive.
+    """
+    threshold = _threshold(scores, count, alive, temperature)
+    return _gate(scores, threshold, torch.ones_like(alive), temperature)
 
 
 def _gate(scores: Tensor, threshold: Tensor, alive: Tensor, temperature: float) -> Tensor:

@@ -1,13 +1,15 @@
 """One step of a controller, in two forms: masked to be learned, gathered to be fast."""
 
 from dataclasses import dataclass, field
+from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foveate.adaptive.allocation import among_images, settle
 from foveate.adaptive.controller import Controller
-from foveate.adaptive.soft_top_k import straight_through_top_k
+from foveate.adaptive.soft_top_k import chance_to_stay, straight_through_top_k
 from foveate.forward import Block, Place
 from foveate.reduction.masked import ABSENT, nearest_lead, remember
 from foveate.reduction.matching import ManyToOne, Prune, mean_keys
@@ -16,6 +18,8 @@ from foveate.scoring.criteria import prefix_attention
 from foveate.tokens import Tokens, widen
 
 __all__ = ["GatheredStep", "Ledger", "MaskedStep", "selection_score"]
+
+_COUNTINGS = ("learned", "frozen", "images")
 
 
 def selection_score(tokens: Tokens, block: Block, controller: Controller) -> Tensor:
@@ -114,6 +118,9 @@ class MaskedStep:
         counting: ``learned``, alike for all images of a batch by their mean share;
             ``frozen``; or ``images``, the frozen count of a batch dealt out among them.
         place: Between attention and MLP.
+
+    Raises:
+        ValueError: If there is no such counting.
     """
 
     controller: Controller
@@ -122,6 +129,13 @@ class MaskedStep:
     needs_grid: bool
     counting: str = "learned"
     place: Place = "between"
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if self.counting not in _COUNTINGS:
+            raise ValueError(
+                f"counting must be one of {', '.join(_COUNTINGS)}; got '{self.counting}'."
+            )
 
     def __call__(self, tokens: Tokens, block: Block) -> Tokens:
         """Mask what is removed. N patches come and go, ``(B, P + N, C)``."""
@@ -132,6 +146,9 @@ class MaskedStep:
         left = alive.sum(1).to(count.dtype) - count
         temperature = self.controller.pruning.temperature
         mask = straight_through_top_k(score, left, alive, temperature)
+        # What is gone has been scored by the log of its attention, which its size hides.
+        would = torch.where(alive, score, score - log(ABSENT))
+        chance = chance_to_stay(would, left, alive, temperature)
         ledger = self.ledger
         ledger.remaining = ledger.remaining - count
         ledger.counts.append(count)
@@ -142,9 +159,9 @@ class MaskedStep:
             here = torch.arange(alive.shape[1], device=alive.device)
             near = nearest_lead(mean_keys(tokens, block), lead)
             speaker = torch.where(alive & ~lead, near, here)
-        changed = _masked(tokens, mask, alive)
-        if self.controller.pruning.action == "merge":
-            changed = _merged(tokens, mask, alive, speaker)
+        fate = _Fate(mask, alive, chance)
+        merges = self.controller.pruning.action == "merge"
+        changed = _merged(tokens, fate, speaker) if merges else _masked(tokens, fate)
         if not self.needs_grid:
             return changed
         alpha = self.controller.alpha(state)
@@ -166,28 +183,50 @@ class MaskedStep:
         return settle(controller.pruning.limits, index, remaining, mean)
 
 
-def _masked(tokens: Tokens, mask: Tensor, alive: Tensor) -> Tokens:
-    """Sizes of the patches, nearly zero for those that are gone."""
+class _Fate(NamedTuple):
+    """What becomes of the patches in one step, ``(B, N)`` each."""
+
+    mask: Tensor  # whether a patch stays
+    alive: Tensor  # whether it had been there
+    chance: Tensor  # with which it would stay, if it were there
+
+    def sizes(self, total: Tensor, before: Tensor) -> Tensor:
+        """Sizes after the step, nearly zero for patches that are gone.
+
+        Those gone before pass on, backwards, what they would have been worth; else the
+        first step would look as if it cost nothing, and take the whole budget.
+
+        Args:
+            total: Sizes of those that stay.
+            before: Sizes before the step.
+
+        Returns:
+            ``(B, N)``.
+        """
+        held = before.detach()
+        here = total * self.mask + (1 - self.mask.detach()) * ABSENT * held
+        gone = held + self.chance * (before - held)
+        return torch.where(self.alive, here, gone)
+
+
+def _masked(tokens: Tokens, fate: _Fate) -> Tokens:
+    """Leave features, and the sizes of the patches that stay."""
     size = tokens.sizes()
-    floor = torch.where(alive, ABSENT, 1.0) * size.detach()
-    kept = size * mask + (1 - mask.detach()) * floor
-    return tokens.with_(size=kept, proportional=True)
+    return tokens.with_(size=fate.sizes(size, size), proportional=True)
 
 
-def _merged(tokens: Tokens, mask: Tensor, alive: Tensor, speaker: Tensor) -> Tokens:
+def _merged(tokens: Tokens, fate: _Fate, speaker: Tensor) -> Tokens:
     """Add what goes to who speaks for it, by size."""
     x, size = widen(tokens.patches), tokens.sizes()
-    given = torch.where(alive, size * (1 - mask), 0.0)  # (B, N)
     # A patch that stays may give as well, backwards: its own stand-in is not known.
-    given = torch.where(mask.detach() > 0.5, 0.0, given)
-    number = x.shape[1]
+    gives = fate.alive & (fate.mask.detach() < 0.5)
+    given = torch.where(gives, size * (1 - fate.mask), 0.0)  # (B, N)
     more = sum_groups(torch.cat([x, torch.ones_like(x[..., :1])], -1) * given[..., None],
-                      speaker, number)  # fmt: skip
+                      speaker, x.shape[1])  # fmt: skip
     total = size + more[..., -1]
     moved = (x * size[..., None] + more[..., :-1]) / total[..., None]
-    floor = torch.where(alive, ABSENT, 1.0) * size.detach()
     return tokens.with_(
         x=torch.cat([tokens.prefix, moved.to(tokens.x.dtype)], dim=1),
-        size=total * mask + (1 - mask.detach()) * floor,
+        size=fate.sizes(total, size),
         proportional=True,
     )

@@ -111,7 +111,7 @@ class TaskViT(nn.Module):
             ``(B, ...)``.
 
         Raises:
-            ValueError: If the images have another grid.
+            ValueError: If the images have another grid, or there is no such counting.
         """
         if counting is None and not self.training:
             return self._gathered(images)
