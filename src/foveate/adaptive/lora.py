@@ -67,8 +67,8 @@ def add_lora(model: Model, name: str, rank: int = 16, scale: float = 1.0) -> int
         Numbers added.
 
     Raises:
-        ValueError: If the rank is below 1, the name is taken, or the backbone's adapter
-            does not name its linear layers.
+        ValueError: If the rank is below 1, the name is taken or cannot be part of a path,
+            or the backbone's adapter does not name its linear layers.
         ModuleNotFoundError: If peft is not installed.
 
     References:
@@ -77,6 +77,8 @@ def add_lora(model: Model, name: str, rank: int = 16, scale: float = 1.0) -> int
     peft, backbone = _peft(), _inner(model)
     if rank < 1:
         raise ValueError(f"rank must be at least 1; got {rank}.")
+    if not name or "." in name:
+        raise ValueError(f"name must have a letter and no dot; got '{name}'.")
     if any(name in layer.lora_A for layer in _layers(backbone)):
         raise ValueError(f"name must be new; there is a low-rank update '{name}' already.")
     if not hasattr(backbone, "attention_layers"):
@@ -99,7 +101,8 @@ def add_lora(model: Model, name: str, rank: int = 16, scale: float = 1.0) -> int
         parameter.requires_grad_(False)
     for parameter in grown:
         parameter.requires_grad_(True)
-    use_lora(model, name)
+    for layer in _layers(backbone):  # the newest is active already, but is not trained
+        layer.set_adapter(name)
     return sum(p.numel() for p in lora_parameters(model, name))
 
 
