@@ -42,6 +42,8 @@ STATIC = {
 LEARNED = {
     "register": {},
     "register-merge": {"action": "merge"},
+    "redundancy": {"redundancy": True},
+    "redundancy-merge": {"redundancy": True, "action": "merge"},
     "register-merge-fuse": {"action": "merge", "fuse_last": 1},
     "register-fuse": {"fuse_last": 1},
     "one-way": {"one_way": True},

@@ -1,7 +1,7 @@
 """Pruning by a controller, written a second time: one image, loops, lists of indices."""
 
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import exp, log, sqrt
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class Reference:
         """Remove the patches of least attention."""
         controller, P = self.vit.controller, tokens.layout.num_prefix
         place = 0 if controller.register is None else P - 1
-        score = self.attention(heads, place, P)
+        score = self.ranking(self.attention(heads, place, P), heads, P)
         number = len(self.there)
         order = sorted(range(number), key=lambda i: (-score[i], i))
         stays = sorted(order[: number - count])
@@ -94,6 +94,19 @@ class Reference:
         self.there = [self.there[j] for j in stays]
         x = torch.cat([tokens.prefix[0], torch.stack([after[j] for j in stays])])
         return Tokens(x[None], tokens.layout)
+
+    def ranking(self, attention: list[float], heads, P: int) -> list[float]:
+        """Attention itself, or its log less the weighed cosine to the nearest key."""
+        weight = self.vit.controller.redundancy
+        if weight is None:
+            return attention
+        keys = heads.key[0, :, P:].mean(0)
+        unit = [k / k.norm() for k in keys]
+        nearest = [
+            max(float(a @ b) for j, b in enumerate(unit) if j != i)
+            for i, a in enumerate(unit)
+        ]
+        return [log(a) - float(weight) * c for a, c in zip(attention, nearest, strict=True)]
 
     def attention(self, heads, place: int, P: int) -> list[float]:
         """Attention of one token to the patches, head by head."""

@@ -19,6 +19,7 @@ from foveate.reduction.learned_rates import (
     macs_share,
 )
 from foveate.reduction.masked import (
+    ABSENT,
     MaskedStep,
     Rate,
     Rates,
@@ -211,13 +212,14 @@ def test_what_is_masked_twice_stays_as_small_as_once(deep_model, double_images):
     tokens, _ = run(backbone, backbone.embed(double_images), 0, 4, steps)
     size = tokens.sizes()
     assert ((size > 0.5).sum(1) == 9).all()
-    assert_close(size[size < 0.5], torch.full((52,), 1e-6, dtype=torch.float64))
+    assert_close(size[size < 0.5], torch.full((52,), ABSENT, dtype=torch.float64),
+                 rtol=1e-6, atol=0)  # fmt: skip
 
 
 def test_a_masked_patch_is_also_worth_its_own_feature(double_model, double_images):
     tokens = double_model.backbone.embed(double_images)
     size = torch.ones(2, 35, dtype=torch.float64)
-    size[:, 4] = 1e-6
+    size[:, 4] = 3 * ABSENT  # it had been three patches
     size.requires_grad_()
     stand_in = torch.arange(35).expand(2, -1)[..., None].clone()
     stand_in[:, 4] = 9
@@ -227,7 +229,7 @@ def test_a_masked_patch_is_also_worth_its_own_feature(double_model, double_image
     assert_close(full.patches[:, 4], copy)
     weight = torch.randn_like(full.patches)
     (gradient,) = torch.autograd.grad((full.patches * weight).sum(), size)
-    assert_close(gradient[:, 4], ((own - copy) * weight[:, 4]).sum(-1))
+    assert_close(gradient[:, 4], ((own - copy) * weight[:, 4]).sum(-1) / 3)
     assert gradient.count_nonzero() == 2
 
 

@@ -51,13 +51,15 @@ def test_masked_is_gathered(network, task, action, selection, dtype):
     ("depths", "counts", "fuse_last"),
     [((0, 1, 2), (5, 0, 20), 0), ((2,), (30,), 0), ((0, 1), (4, 9), 1), ((1,), (34,), 1)],
 )
+@pytest.mark.parametrize("redundancy", [False, True])
 @pytest.mark.parametrize("one_way", [False, True])
 @every_action
 @torch.no_grad()
 def test_masked_is_gathered_at_any_depths(
-    action, one_way, depths, counts, fuse_last, recovery
+    action, one_way, redundancy, depths, counts, fuse_last, recovery
 ):
-    options = {"depths": depths, "fuse_last": fuse_last, "recovery": recovery}
+    options = {"depths": depths, "fuse_last": fuse_last, "recovery": recovery,
+               "redundancy": redundancy}  # fmt: skip
     vit = vit_of("hf-dinov3", "taps", counts, DOUBLE, action=action, one_way=one_way,
                  **options)  # fmt: skip
     images = tiny.random_images(dtype=DOUBLE)
@@ -106,13 +108,15 @@ def test_gathered_is_what_loops_compute(network, task, selection, action):
     ("depths", "counts", "fuse_last"),
     [((0, 1, 2), (11, 7, 9), 0), ((0, 1), (14, 12), 1), ((0,), (34,), 2)],
 )
+@pytest.mark.parametrize("redundancy", [False, True])
 @pytest.mark.parametrize("one_way", [False, True])
 @every_action
 @torch.no_grad()
 def test_chains_are_resolved_backwards(
-    action, one_way, depths, counts, fuse_last, recovery
+    action, one_way, redundancy, depths, counts, fuse_last, recovery
 ):
-    options = {"depths": depths, "fuse_last": fuse_last, "recovery": recovery}
+    options = {"depths": depths, "fuse_last": fuse_last, "recovery": recovery,
+               "redundancy": redundancy}  # fmt: skip
     vit = vit_of("timm-dinov3", "taps", counts, DOUBLE, action=action, one_way=one_way,
                  **options)  # fmt: skip
     images = tiny.random_images(dtype=DOUBLE)

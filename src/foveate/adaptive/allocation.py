@@ -76,12 +76,15 @@ def settle(limits: Limits, index: int, remaining: Tensor, share: Tensor) -> Tens
         share: Share of it to take, ``(B,)``, in [0, 1].
 
     Returns:
-        Counts, ``(B,)``: whole numbers by value; backwards, ``share * remaining``.
+        Counts, ``(B,)``: whole numbers by value; backwards, ``share * remaining``, and
+        where there is but one feasible count, as at the last depth, that count: a share
+        that decides nothing gets no gradient.
     """
     wanted = share * remaining
-    low, high = limits.range(index, remaining.detach())
-    count = torch.minimum(torch.maximum(wanted.detach().round(), low), high)
-    return count + (wanted - wanted.detach())
+    low, high = limits.range(index, remaining)
+    count = torch.minimum(torch.maximum(wanted.round(), low), high).detach()
+    free = torch.where(low < high, wanted, low)
+    return count + (free - free.detach())
 
 
 def split_evenly(limits: Limits) -> list[int]:

@@ -14,6 +14,7 @@ from foveate.reduction.apportion import hamilton
 __all__ = ["Controller", "Pruning"]
 
 _FIRST_ALPHA = 0.8
+_FIRST_REDUNDANCY = 5.0  # log attention spreads over about 1, cosines of keys over 0.3
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Pruning:
             readout or a number in [0, 1].
         fuse_last: Blocks at the end that run on the full grid again.
         one_way: Whether the other tokens do not see the register.
+        redundancy: Whether the ranking also weighs how close a patch's key is to another's,
+            by a learned weight.
         temperature: Of the soft selection, in units of log attention.
 
     Raises:
@@ -49,6 +52,7 @@ class Pruning:
     recovery: float | Literal["learned"] = "learned"
     fuse_last: int = 0
     one_way: bool = False
+    redundancy: bool = False
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
@@ -95,7 +99,7 @@ class Pruning:
 
 
 class Controller(nn.Module):
-    """The trained parts of a task's pruning: C + 2 (C + 1) numbers.
+    """The trained parts of a task's pruning: C + 2 (C + 1) numbers, one for redundancy.
 
     The readouts see the state of the register (or of the class token) between attention
     and MLP, normalised without weights. At the start counts are even.
@@ -128,6 +132,8 @@ class Controller(nn.Module):
         left = [pruning.remove - sum(even[:i]) for i in range(len(even))]
         ratio = torch.tensor([c / max(1, n) for c, n in zip(even, left, strict=True)])
         self.first = ratio.clamp(0.01, 0.99).logit().tolist()
+        weight = torch.tensor(_FIRST_REDUNDANCY)
+        self.redundancy = nn.Parameter(weight) if pruning.redundancy else None
         learned = pruning.allocation == "learned"
         self.allocate = _readout(channels, 0.0) if learned else None
         bias = torch.tensor(_FIRST_ALPHA).logit().item()
@@ -148,7 +154,7 @@ class Controller(nn.Module):
         """
         if self.allocate is None:
             raise ValueError("allocation must be 'learned' to have shares; it is 'static'.")
-        logit = self.allocate(_normalised(state, self.allocate))[:, 0]
+        logit = _read(self.allocate, state)[:, 0]
         return (logit + self.first[index]).sigmoid()
 
     def alpha(self, state: Tensor) -> float | Tensor:
@@ -162,7 +168,7 @@ class Controller(nn.Module):
         """
         if self.recover is None:
             return float(self.pruning.recovery)
-        return self.recover(_normalised(state, self.recover)).sigmoid()[:, :, None]
+        return _read(self.recover, state).sigmoid()[:, :, None]
 
     @torch.no_grad()
     def freeze(self, counts: Tensor) -> None:
@@ -184,6 +190,8 @@ class Controller(nn.Module):
             name: 0 if part is None else sum(p.numel() for p in part.parameters())
             for name, part in parts.items()
         }
+        if self.redundancy is not None:
+            found["redundancy"] = 1
         return {"register": 0 if self.register is None else len(self.register), **found}
 
 
@@ -199,6 +207,7 @@ def _readout(channels: int, bias: float) -> nn.Linear:
     return layer
 
 
-def _normalised(state: Tensor, readout: nn.Linear) -> Tensor:
-    """State in the precision of the readout, which is trained in float32."""
-    return layer_norm(state.to(readout.weight.dtype), state.shape[-1:])
+def _read(readout: nn.Linear, state: Tensor) -> Tensor:
+    """What a readout says of a state, in its own precision, whatever autocast says."""
+    with torch.autocast(state.device.type, enabled=False):
+        return readout(layer_norm(state.to(readout.weight.dtype), state.shape[-1:]))

@@ -14,7 +14,7 @@ from foveate.forward import Block, Place
 from foveate.reduction.masked import ABSENT, nearest_lead, remember
 from foveate.reduction.matching import ManyToOne, Prune, mean_keys
 from foveate.reduction.regroup import NOTHING, Memory, regroup, sum_groups
-from foveate.scoring.criteria import prefix_attention
+from foveate.scoring.criteria import log_prefix_attention
 from foveate.tokens import Tokens, widen
 
 __all__ = ["GatheredStep", "Ledger", "MaskedStep", "selection_score"]
@@ -26,18 +26,33 @@ def selection_score(tokens: Tokens, block: Block, controller: Controller) -> Ten
     r"""Log of the attention that the controller's token pays to each patch.
 
     Its query and the patches' keys are the block's own, so there are no new weights, and
-    only one row of attention is computed: T h d multiply-adds an image.
+    only one row of attention is computed: T h d multiply-adds an image. With redundancy it
+    is :math:`\log a_i - w \max_{j \ne i} \cos(k_i, k_j)` over the patches that are left, w
+    one learned weight: what another patch can stand in for goes first. K^2 d more.
 
     Args:
         tokens: Tokens with K patches.
         block: Their block.
-        controller: Says whose attention it is.
+        controller: Says whose attention it is, and the weight.
 
     Returns:
         ``(B, K)``, float32; higher = keep.
     """
-    attention = prefix_attention(tokens, block, place_of(tokens, controller))
-    return attention.clamp(min=torch.finfo(attention.dtype).tiny).log()
+    # Autocast would round attention to eight bits, in which the close ones tie.
+    with torch.autocast(tokens.x.device.type, enabled=False):
+        score = log_prefix_attention(tokens, block, place_of(tokens, controller))
+        if controller.redundancy is None:
+            return score
+        with torch.no_grad():
+            nearest = _nearest_cosine(mean_keys(tokens, block), tokens.sizes() > 0.5)
+        return score - controller.redundancy * nearest
+
+
+def _nearest_cosine(keys: Tensor, alive: Tensor) -> Tensor:
+    """Largest cosine of a patch's key with that of another that is left, ``(B, K)``."""
+    cosine = (keys @ keys.mT).masked_fill(~alive[:, None], -1.0)
+    itself = torch.eye(keys.shape[1], dtype=torch.bool, device=keys.device)
+    return cosine.masked_fill(itself, -1.0).amax(-1)
 
 
 def place_of(tokens: Tokens, controller: Controller) -> int:
@@ -68,7 +83,7 @@ class GatheredStep:
         if not self.count:
             return tokens
         merges = self.controller.pruning.action == "merge"
-        # Autocast would round attention to eight bits, in which the close ones tie.
+        # Autocast would round cosines to eight bits, in which the close ones tie.
         with torch.autocast(tokens.x.device.type, enabled=False):
             action = (
                 ManyToOne(self._score) if merges else Prune(self._score, self.needs_grid)
@@ -154,7 +169,8 @@ class MaskedStep:
         ledger.counts.append(count)
         ledger.scores.append(score.detach())
         ledger.masks.append(mask.detach() > 0.5)
-        with torch.no_grad():
+        device = tokens.x.device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
             lead = alive & (mask > 0.5)
             here = torch.arange(alive.shape[1], device=alive.device)
             near = nearest_lead(mean_keys(tokens, block), lead)

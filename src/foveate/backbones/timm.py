@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from foveate.backbones import (
     Heads,
@@ -213,7 +212,7 @@ def project_heads(attn: Any, x: Tensor) -> Heads:  # noqa: ANN401 - one of three
         packed = attn.qkv(x).chunk(3, dim=-1)
     else:  # EvaAttention keeps the bias of the fused layer in parts, that of keys zero
         bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
-        packed = linear(x, attn.qkv.weight, bias).chunk(3, dim=-1)
+        packed = (attn.qkv(x) + bias).chunk(3, dim=-1)  # the layer may have been wrapped
     query, key, value = (
         y.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2) for y in packed
     )

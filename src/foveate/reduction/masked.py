@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _SPACING = 4  # between candidate counts
-ABSENT = 1e-12  # size of a masked patch: its log is finite, and so are the gradients
+ABSENT = 1e-30  # size of a masked patch: its log is finite, and so are the gradients
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,10 @@ def read_masked(tokens: Tokens) -> Tokens:
     if tokens.stand_in is None:
         return tokens
     full = recover(tokens)
-    size = tokens.sizes()
-    mask = torch.where(size > 0.5, 0.0, size - size.detach())[..., None]
+    size, held = tokens.sizes(), tokens.sizes().detach()
+    # A masked patch is as small as ABSENT times its size before, the unit of its mask.
+    gone = (size - held) * (ABSENT / held)
+    mask = torch.where(held > 0.5, 0.0, gone)[..., None]
     patches = full.patches + mask * (tokens.patches - full.patches)
     x = torch.cat([tokens.prefix, patches.to(full.x.dtype)], dim=1)
     return full.with_(x=x)

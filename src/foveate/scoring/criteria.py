@@ -8,6 +8,7 @@ projections: those are free between attention and MLP, and paid for before the b
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from random import Random as Twister
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "coverage",
     "feature_norm",
     "key_redundancy",
+    "log_prefix_attention",
     "pairwise_cosine",
     "prefix_attention",
     "received_attention",
@@ -96,10 +98,24 @@ def prefix_attention(tokens: Tokens, block: Block, index: int) -> Tensor:
     Returns:
         Scores, ``(B, K)``, in [0, 1].
     """
-    heads = block.project(tokens)
-    query = heads.query[:, :, index : index + 1]
-    row = _attention(query, heads.key, tokens.key_bias())  # (B, h, 1, T)
+    row = _prefix_logits(tokens, block, index).softmax(-1)  # (B, h, 1, T)
     return row.mean(1)[:, 0, tokens.layout.num_prefix :]
+
+
+def log_prefix_attention(tokens: Tokens, block: Block, index: int) -> Tensor:
+    """Logarithm of :func:`prefix_attention`, finite where that underflows.
+
+    Args:
+        tokens: Tokens with K patches.
+        block: The block whose attention is read.
+        index: Which prefix token.
+
+    Returns:
+        Scores, ``(B, K)``, at most 0.
+    """
+    row = _prefix_logits(tokens, block, index).log_softmax(-1)  # (B, h, 1, T)
+    mean = row.logsumexp(1) - log(row.shape[1])
+    return mean[:, 0, tokens.layout.num_prefix :]
 
 
 def received_attention(tokens: Tokens, block: Block) -> Tensor:
@@ -199,10 +215,20 @@ def _for_all_images(scores: tuple[float, ...], tokens: Tokens) -> Tensor:
     return row.expand(tokens.x.shape[0], -1)
 
 
+def _prefix_logits(tokens: Tokens, block: Block, index: int) -> Tensor:
+    heads = block.project(tokens)
+    query = heads.query[:, :, index : index + 1]
+    return _logits(query, heads.key, tokens.key_bias())
+
+
 def _attention(query: Tensor, key: Tensor, key_bias: Tensor | None) -> Tensor:
     """Rows of attention, ``(B, h, rows, d)`` x ``(B, h, T, d)`` to ``(B, h, rows, T)``."""
+    return _logits(query, key, key_bias).softmax(-1)
+
+
+def _logits(query: Tensor, key: Tensor, key_bias: Tensor | None) -> Tensor:
     logits = widen(query) @ widen(key).mT / query.shape[-1] ** 0.5
-    return (logits if key_bias is None else logits + key_bias).softmax(-1)
+    return logits if key_bias is None else logits + key_bias
 
 
 @torch.compiler.assume_constant_result
