@@ -45,8 +45,14 @@ def test_the_readme_calls_only_what_exists():
     for block in blocks:
         compile(block, "README.md", "exec")
         assert set(re.findall(r"\bfv\.(\w+)", block)) <= set(foveate.__all__)
-    words = re.findall(r"^foveate (\w+)", readme, flags=re.MULTILINE)
-    assert set(words) <= {command.callback.__name__ for command in app.registered_commands}
+    words = re.findall(r"^(?:DATA=\S+ )?foveate ([\w-]+)(?: ([\w-]+))?", readme, flags=re.M)
+    commands = {(command.callback.__name__, "") for command in app.registered_commands}
+    for group in app.registered_groups:
+        for command in group.typer_instance.registered_commands:
+            name = command.name or command.callback.__name__
+            commands.add((group.typer_instance.info.name, name))
+    groups = {first for first, second in commands if second}
+    assert {(a, b if a in groups else "") for a, b in words} <= commands
     assert all((Path(__file__).parents[1] / link).exists() for link in links(readme))
 
 
