@@ -82,8 +82,8 @@ class TimedCall:
         self.model, self.task = model, task
         self.steps, self.smaller = steps, smaller
 
-    @staticmethod
-    def by_plan(model: Model, plan: Plan) -> "TimedCall":
+    @classmethod
+    def by_plan(cls, model: Model, plan: Plan) -> "TimedCall":
         """A call by a plan.
 
         Args:
@@ -97,8 +97,8 @@ class TimedCall:
             ValueError: If the plan does not fit the model.
         """
         if plan.method == RESOLUTION:
-            return TimedCall(model, plan.task, smaller=plan)
-        return TimedCall(model, plan.task, build_steps(model, plan))
+            return cls(model, plan.task, smaller=plan)
+        return cls(model, plan.task, build_steps(model, plan))
 
     def __call__(self, images: Tensor, clock: Clock) -> Tensor:
         """Raw output of the task; the times go to the clock."""
