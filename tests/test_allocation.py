@@ -117,6 +117,31 @@ def test_gradient_is_that_of_share_times_remaining(share):
     assert_close(found[1], weight * shares.detach())
 
 
+def test_a_share_that_decides_nothing_has_no_gradient():
+    """At the last depth, or where the others leave one count."""
+    limits = Limits(20, (0, 0), (15, 15))
+    share = torch.tensor([0.3], requires_grad=True)
+    for index, left, slope in ((1, 7.0, 1.0), (0, 30.0, 1.0), (0, 20.0, 0.3)):
+        remaining = torch.tensor([left], requires_grad=True)
+        count = settle(limits, index, remaining, share)
+        found = torch.autograd.grad(count.sum(), (share, remaining))
+        decides = (index, left) == (0, 20.0)
+        assert found[0].item() == (20.0 if decides else 0.0)
+        assert found[1].item() == pytest.approx(slope)
+
+
+def test_gradients_of_counts_sum_to_zero():
+    """A budget that is met by construction cannot change with the shares."""
+    limits = Limits(30, (0, 0, 0), (30, 30, 30))
+    shares = torch.tensor([0.31, 0.52, 0.9], requires_grad=True)
+    remaining, total = torch.tensor([30.0]), 0
+    for index in range(3):
+        count = settle(limits, index, remaining, shares[index : index + 1])
+        remaining, total = remaining - count, total + count
+    (found,) = torch.autograd.grad(total.sum(), shares)
+    assert_close(found, torch.zeros(3), rtol=0, atol=1e-5)
+
+
 def test_gradient_through_what_remains():
     """Of stick-breaking without rounding: the second count is s2 (T - T s1)."""
     limits = Limits(30, (0, 0, 0), (30, 30, 30))

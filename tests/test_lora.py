@@ -143,6 +143,27 @@ def test_the_update_is_b_times_a(network, double_images):
     assert (found - model(double_images)).abs().max() > 1e-2
 
 
+def test_a_fused_layer_with_its_bias_apart_is_updated_as_well(double_images):
+    """EvaAttention adds the bias of queries and values itself."""
+    network = tiny.timm_eva().double()
+    assert network.blocks[0].attn.q_bias is not None
+    model = Model("eva", open_backbone(network), {"cls": ClassToken()}, ImageTransform(20))
+    shared = share(model.eval())
+    add_lora(shared, "a", rank=3)
+    randomise(shared, "a")
+    merged = copy.deepcopy(model)
+    state = lora_state(shared, "a")
+    with torch.no_grad():
+        for path, layer in merged.backbone.network.named_modules():
+            if f"{path}.lora_A" in state:
+                update = state[f"{path}.lora_B"] @ state[f"{path}.lora_A"]
+                assert update.any()
+                layer.weight.add_(update)
+        assert len(state) == 2 * 2 * tiny.DEPTH  # qkv and proj
+        assert_close(shared(double_images), merged(double_images))
+    assert (shared(double_images) - model(double_images)).abs().max() > 1e-2
+
+
 def test_only_the_update_is_trained(images):
     model = model_of("hf-dinov2")
     shared = share(model)

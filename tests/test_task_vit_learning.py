@@ -8,8 +8,15 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from foveate.adaptive.controller import Controller, Pruning
-from foveate.adaptive.steps import _Fate, _masked, _merged
+from foveate.adaptive.steps import (
+    MaskedStep,
+    _Fate,
+    _masked,
+    _merged,
+    selection_score,
+)
 from foveate.adaptive.task_vit import TaskViT, open_task_vit, run_mixed
+from foveate.forward import Block
 from tests import handmade, tiny
 from tests.tiny_pruned import apart, model_of, vit_of
 
@@ -51,6 +58,88 @@ def test_gradients_are_finite_and_reach_every_part(
     assert {k for k, g in gradients.items() if g is not None and g.any()} == reached
     assert all(g.isfinite().all() for g in gradients.values() if g is not None)
     assert all(p.grad is None for p in vit.model.parameters())
+
+
+@pytest.mark.parametrize("task", ["cls", "taps"])
+@every_action
+def test_gradients_are_finite_in_single_precision(task, action):
+    """Though what is gone has a size of 1e-30."""
+    vit = vit_of("hf-dinov2", task, (9, 9, 9), depths=(0, 1, 2), action=action)
+    vit.model.backbone.requires_grad_(True)
+    try:
+        parameters = [*vit.controller.parameters(), *vit.model.backbone.parameters()]
+        loss = vit(tiny.random_images(), "learned").square().mean()
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    finally:
+        vit.model.backbone.requires_grad_(False)
+    assert sum(g is not None and bool(g.any()) for g in found) > 40
+    assert all(g.isfinite().all() for g in found if g is not None)
+
+
+@pytest.mark.parametrize("task", ["saliency", "taps"])
+@every_action
+def test_the_gradient_of_a_count_has_the_sign_of_true_differences(task, action):
+    """The total is fixed, so one removed early is one less removed late."""
+    images = torch.cat([tiny.random_images(seed=s) for s in range(4)])
+    target = model_of("hf-dinov2")(images, task)
+    for count in (5, 8, 11):
+        with torch.no_grad():
+            fewer, more = (
+                (vit_of("hf-dinov2", task, (c, 17 - c), action=action)(images, "frozen")
+                 - target).square().mean() for c in (count - 3, count + 3)
+            )  # fmt: skip
+        vit = vit_of("hf-dinov2", task, action=action)
+        readout = vit.controller.allocate
+        with torch.no_grad():
+            readout.weight.zero_()
+            logit = torch.tensor(count / 17).logit() - vit.controller.first[0]
+            readout.bias.fill_(logit)
+        assert vit.look(images, "learned").counts[:, 0].tolist() == [count] * 8
+        loss = (vit(images, "learned") - target).square().mean()
+        (found,) = torch.autograd.grad(loss, readout.bias)
+        assert more > fewer
+        assert found > 0
+
+
+def test_what_was_removed_early_leaves_its_place_by_its_chance_to_stay():
+    """Presence of all patches sums, backwards too, to what the counts leave."""
+    vit = vit_of("hf-dinov2", "cls", (9, 9, 9), depths=(0, 1, 2), dtype=DOUBLE)
+    kept = []
+    choose = MaskedStep._choose
+
+    def watched(step, score, alive):
+        mask, chance = choose(step, score, alive)
+        kept.append((step.ledger, step.ledger.there.sum(1)))
+        return mask, chance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskedStep, "_choose", watched)
+        vit(tiny.random_images(dtype=DOUBLE), "learned")
+    ledger = kept[0][0]
+    for depth, (_, number) in enumerate(kept):
+        left = 35 - sum(ledger.counts[: depth + 1])
+        assert torch.equal(number, left)
+        for parameter in (vit.controller.register, vit.controller.allocate.bias):
+            found, truth = (
+                torch.autograd.grad(y.sum(), parameter, retain_graph=True)[0]
+                for y in (number, left)
+            )
+            assert_close(found, truth, rtol=1e-6, atol=1e-6)
+
+
+def test_autocast_does_not_round_scores():
+    """Attention in eight bits would tie where float32 does not."""
+    vit = vit_of("hf-dinov2", "taps")
+    backbone, controller = vit.controlled.backbone, vit.controller
+    tokens = backbone.embed(tiny.random_images())
+    block = Block(backbone, 0, backbone.project(0, tokens))
+    plain = selection_score(tokens, block, controller)
+    state = tokens.x[:, tokens.layout.num_prefix - 1]
+    said = controller.share(0, state), controller.alpha(state)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(selection_score(tokens, block, controller), plain)
+        assert torch.equal(controller.share(0, state), said[0])
+        assert torch.equal(controller.alpha(state), said[1])
 
 
 @pytest.mark.parametrize("fuse_last", [0, 1])

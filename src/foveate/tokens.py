@@ -95,7 +95,9 @@ class Tokens:
         """
         if self.size is None or not self.proportional:
             return None
-        bias = torch.nn.functional.pad(self.size.log(), (self.layout.num_prefix, 0))
+        # In float64 the log of a float32 would be the only number that is not exact.
+        size = self.size.to(torch.promote_types(self.size.dtype, self.x.dtype))
+        bias = torch.nn.functional.pad(size.log(), (self.layout.num_prefix, 0))
         return bias.to(self.x.dtype)[:, None, None, :]
 
     def with_(self, **changes: Any) -> "Tokens":  # noqa: ANN401 - any field

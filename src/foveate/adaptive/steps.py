@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foveate.adaptive.allocation import among_images, settle
 from foveate.adaptive.controller import Controller
-from foveate.adaptive.soft_top_k import chance_to_stay, straight_through_top_k
+from foveate.adaptive.soft_top_k import chance_to_stay, hard_top_k, straight_through_top_k
 from foveate.forward import Block, Place
 from foveate.reduction.masked import ABSENT, nearest_lead, remember
 from foveate.reduction.matching import ManyToOne, Prune, mean_keys
@@ -105,6 +105,8 @@ class Ledger:
 
     Attributes:
         remaining: Patches still to be removed from each image, ``(B,)``.
+        there: Which patches there are, ``(B, N)``: 0 or 1 by value, probabilities
+            backwards; None before the first depth.
         counts: What has been taken at each depth, ``(B,)`` each, differentiable.
         alphas: What each depth gives back.
         scores: Log attention at each depth, ``(B, N)``.
@@ -112,6 +114,7 @@ class Ledger:
     """
 
     remaining: Tensor
+    there: Tensor | None = None
     counts: list[Tensor] = field(default_factory=list)
     alphas: list[float | Tensor] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
@@ -158,15 +161,10 @@ class MaskedStep:
         state = tokens.x[:, place_of(tokens, self.controller)]
         count = self._count(state, alive)
         score = selection_score(tokens, block, self.controller)
-        left = alive.sum(1).to(count.dtype) - count
-        temperature = self.controller.pruning.temperature
-        mask = straight_through_top_k(score, left, alive, temperature)
-        # What is gone has been scored by the log of its attention, which its size hides.
-        would = torch.where(alive, score, score - log(ABSENT))
-        chance = chance_to_stay(would, left, alive, temperature)
         ledger = self.ledger
         ledger.remaining = ledger.remaining - count
         ledger.counts.append(count)
+        mask, chance = self._choose(score, alive)
         ledger.scores.append(score.detach())
         ledger.masks.append(mask.detach() > 0.5)
         device = tokens.x.device.type
@@ -183,6 +181,23 @@ class MaskedStep:
         alpha = self.controller.alpha(state)
         ledger.alphas.append(alpha)
         return remember(tokens, changed, speaker, alpha)
+
+    def _choose(self, score: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """Mask of who stays, and the chance of each to, if it were there."""
+        ledger, temperature = self.ledger, self.controller.pruning.temperature
+        there = torch.ones_like(score) if ledger.there is None else ledger.there
+        # By value as many as are alive but for this count; backwards, all counts matter.
+        left = score.shape[1] - torch.stack(ledger.counts).sum(0).to(score.dtype)
+        # What is gone has been scored by the log of its attention, which its size hides.
+        would = torch.where(alive, score, score - log(ABSENT))
+        chance = chance_to_stay(would, left, alive, temperature)
+        stays = hard_top_k(score.detach(), left.detach(), alive).to(score.dtype)
+        stays = torch.where(alive, stays, chance)
+        # Backwards: one patch more, if it would stay now, takes the place of another.
+        room = left - (stays * (there - there.detach())).sum(1)
+        mask = straight_through_top_k(score, room, alive, temperature)
+        ledger.there = there * torch.where(alive, mask, chance)
+        return mask, chance
 
     def _count(self, state: Tensor, alive: Tensor) -> Tensor:
         """How many patches of each image go, ``(B,)``."""
