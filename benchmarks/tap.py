@@ -3,6 +3,9 @@
     python benchmarks/tap.py --data DATA --model out/heads --form tap-f \
         --tasks classification --rows unpruned,register,evit,tome --steps 300 --out out/tap
 
+A row named after another, as register@images, scores that one's network with counts that
+differ between the images of a batch and sum to as many.
+
 Every row starts from the same heads, sees the same views in the same order for the same
 number of steps, and removes as many patches; rows differ in what removes them. Networks are
 kept in OUT, the record is written after every row, and a row in it is not trained again.
@@ -46,6 +49,7 @@ LEARNED = {
     "redundancy-merge": {"redundancy": True, "action": "merge"},
     "register-merge-fuse": {"action": "merge", "fuse_last": 1},
     "register-fuse": {"fuse_last": 1},
+    "redundancy-stand-ins": {"redundancy": True, "stand_ins": 4},
     "one-way": {"one_way": True},
     "static-allocation": {"allocation": "static"},
     "alpha-0": {"recovery": 0.0},
@@ -54,6 +58,18 @@ LEARNED = {
     "class-token-static": {"selection": "class", "allocation": "static"},
 }
 UNTRAINED = ("foveate-oracle",)
+
+
+class ByImage(torch.nn.Module):
+    """A pruned model whose images share the budget of their batch."""
+
+    def __init__(self, vit) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images):
+        """Raw output."""
+        return self.vit(images, "images")
 
 
 def course_of(row: str, task: str, model, options) -> TapCourse:
@@ -149,7 +165,12 @@ def main() -> None:
                 continue
             if key in records and row != "unpruned":
                 continue
-            if key in records:
+            trained_row, _, by_image = row.partition("@")
+            if by_image:
+                record = records[key.replace(row, trained_row)]
+                vit = open_pruned(folder.with_name(folder.name.replace(row, trained_row)))
+                network = ByImage(vit).eval()
+            elif key in records:
                 network, record = open_pruned(folder), records[key]
             else:
                 network, record = trained(

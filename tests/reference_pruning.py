@@ -18,14 +18,14 @@ class Reference:
         tokens: What entered block 0, the register among the prefix tokens.
         there: Original index of every patch that is left, ascending.
         sizes: Of these patches.
-        events: For every step, who speaks for every patch, and what it lacks.
+        events: For every step, who speaks for every patch, how loud, and what it lacks.
     """
 
     vit: object
     tokens: Tokens
     there: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    events: list[dict[int, tuple[int, Tensor]]] = field(default_factory=list)
+    events: list[dict[int, tuple[dict[int, float], Tensor]]] = field(default_factory=list)
 
     def output(self) -> Tensor:
         """What the task reads, decoded."""
@@ -79,21 +79,34 @@ class Reference:
         order = sorted(range(number), key=lambda i: (-score[i], i))
         stays = sorted(order[: number - count])
         keys = heads.key[0, :, P:].mean(0)  # (K, d)
-        target = {i: i for i in stays}
+        target, voices = {i: i for i in stays}, {i: {i: 1.0} for i in stays}
         for i in order[number - count :]:
-            cosines = [float(keys[i] @ keys[j] / keys[j].norm()) for j in stays]
-            target[i] = stays[max(range(len(stays)), key=cosines.__getitem__)]
+            voices[i] = self.voices(keys, i, stays)
+            target[i] = next(iter(voices[i]))
         before = tokens.patches[0]
         after, sizes = self.survivors(before, target)
         alpha = self.alpha(tokens.x[0, place])
         self.events.append({
-            self.there[i]: (self.there[j], alpha * (before[i] - after[j]))
-            for i, j in target.items()
+            self.there[i]: (
+                {self.there[j]: w for j, w in said.items()},
+                alpha * (before[i] - sum(w * after[j] for j, w in said.items())),
+            )
+            for i, said in voices.items()
         })
         self.sizes = [sizes[j] for j in stays]
         self.there = [self.there[j] for j in stays]
         x = torch.cat([tokens.prefix[0], torch.stack([after[j] for j in stays])])
         return Tokens(x[None], tokens.layout)
+
+    def voices(self, keys: Tensor, i: int, stays: list[int]) -> dict[int, float]:
+        """Patches of most similar key that speak for one that goes, the nearest first."""
+        pruning = self.vit.controller.pruning
+        cosines = {
+            j: float(keys[i] @ keys[j] / keys[i].norm() / keys[j].norm()) for j in stays
+        }
+        best = sorted(stays, key=lambda j: -cosines[j])[: pruning.stand_ins]
+        loud = {j: exp(cosines[j] / pruning.blend) for j in best}
+        return {j: loud[j] / sum(loud.values()) for j in best}
 
     def ranking(self, attention: list[float], heads, P: int) -> list[float]:
         """Attention itself, or its log less the weighed cosine to the nearest key."""
@@ -145,7 +158,10 @@ class Reference:
         """The full grid: from the last step back to the first."""
         value = dict(zip(self.there, tokens.patches[0], strict=True))
         for event in reversed(self.events):
-            value = {i: value[j] + lost for i, (j, lost) in event.items()}
+            value = {
+                i: sum(w * value[j] for j, w in said.items()) + lost
+                for i, (said, lost) in event.items()
+            }
         x = torch.stack([value[i] for i in range(len(value))])
         return Tokens(torch.cat([tokens.prefix[0], x])[None], tokens.layout)
 

@@ -123,6 +123,37 @@ def test_chains_are_resolved_backwards(
     assert apart(vit(images), reference_output(vit, images)) < 1e-8
 
 
+@pytest.mark.parametrize("stand_ins", [2, 5, 40])
+@pytest.mark.parametrize(
+    ("depths", "counts", "fuse_last"),
+    [((0, 1, 2), (11, 7, 9), 0), ((0, 1), (14, 12), 1), ((0,), (34,), 2)],
+)
+@every_action
+@torch.no_grad()
+def test_several_stand_ins_blend_what_they_say(
+    action, depths, counts, fuse_last, stand_ins
+):
+    options = {"depths": depths, "fuse_last": fuse_last, "stand_ins": stand_ins,
+               "blend": 0.3}  # fmt: skip
+    vit = vit_of("timm-dinov3", "taps", counts, DOUBLE, action=action, **options)
+    images = tiny.random_images(dtype=DOUBLE)
+    found = vit(images)
+    assert apart(found, reference_output(vit, images)) < 1e-8
+    assert apart(found, vit(images, "frozen")) < 1e-8
+    alone = vit_of("timm-dinov3", "taps", counts, DOUBLE, action=action, depths=depths,
+                   fuse_last=fuse_last)  # fmt: skip
+    # Of the last case one patch is left, which has no one to blend with.
+    assert (apart(found, alone(images)) > 1e-4) == (sum(counts) < 34)
+
+
+@torch.no_grad()
+def test_a_cold_blend_is_the_nearest_alone():
+    images = tiny.random_images(dtype=DOUBLE)
+    cold = vit_of("hf-dinov2", "taps", dtype=DOUBLE, stand_ins=3, blend=1e-6)
+    alone = vit_of("hf-dinov2", "taps", dtype=DOUBLE)
+    assert apart(cold(images), alone(images)) < 1e-8
+
+
 # --- nothing removed ----------------------------------------------------------------------
 
 

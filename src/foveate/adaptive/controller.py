@@ -32,6 +32,9 @@ class Pruning:
         allocation: Counts ``learned`` by a readout, or ``static``, as even as can be.
         recovery: Share of its offset that a removed patch gets back, ``learned`` by a
             readout or a number in [0, 1].
+        stand_ins: Kept patches that a removed one is read back from, those of most similar
+            key; over D depths a patch has up to ``stand_ins ** D``, or all that are left.
+        blend: Temperature of their weights, a softmax of cosines.
         fuse_last: Blocks at the end that run on the full grid again.
         one_way: Whether the other tokens do not see the register.
         redundancy: Whether the ranking also weighs how close a patch's key is to another's,
@@ -50,6 +53,8 @@ class Pruning:
     selection: Literal["register", "class"] = "register"
     allocation: Literal["learned", "static"] = "learned"
     recovery: float | Literal["learned"] = "learned"
+    stand_ins: int = 1
+    blend: float = 0.1
     fuse_last: int = 0
     one_way: bool = False
     redundancy: bool = False
@@ -73,8 +78,11 @@ class Pruning:
         alpha = self.recovery
         if alpha != "learned" and not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
             raise ValueError(f"recovery must be 'learned' or from 0 to 1; got {alpha!r}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive; got {self.temperature}.")
+        if self.stand_ins < 1:
+            raise ValueError(f"stand_ins must be at least 1; got {self.stand_ins}.")
+        for name in ("temperature", "blend"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
         _ = self.limits
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from foveate.adaptive.allocation import among_images, settle
 from foveate.adaptive.controller import Controller
 from foveate.adaptive.soft_top_k import chance_to_stay, hard_top_k, straight_through_top_k
+from foveate.adaptive.stand_ins import blend_leads, with_voices
 from foveate.forward import Block, Place
 from foveate.reduction.masked import ABSENT, nearest_lead, remember
 from foveate.reduction.matching import ManyToOne, Prune, mean_keys
@@ -89,6 +90,10 @@ class GatheredStep:
                 ManyToOne(self._score) if merges else Prune(self._score, self.needs_grid)
             )
             grouping = action(tokens, block, tokens.num_patches - self.count)
+            pruning = self.controller.pruning
+            if self.needs_grid and pruning.stand_ins > 1:
+                keys = mean_keys(tokens, block)
+                grouping = with_voices(grouping, keys, pruning.stand_ins, pruning.blend)
         memory = NOTHING
         if self.needs_grid:
             state = tokens.x[:, place_of(tokens, self.controller)]
@@ -171,8 +176,8 @@ class MaskedStep:
         with torch.no_grad(), torch.autocast(device, enabled=False):
             lead = alive & (mask > 0.5)
             here = torch.arange(alive.shape[1], device=alive.device)
-            near = nearest_lead(mean_keys(tokens, block), lead)
-            speaker = torch.where(alive & ~lead, near, here)
+            keys = mean_keys(tokens, block)
+            speaker = torch.where(alive & ~lead, nearest_lead(keys, lead), here)
         fate = _Fate(mask, alive, chance)
         merges = self.controller.pruning.action == "merge"
         changed = _merged(tokens, fate, speaker) if merges else _masked(tokens, fate)
@@ -180,7 +185,12 @@ class MaskedStep:
             return changed
         alpha = self.controller.alpha(state)
         ledger.alphas.append(alpha)
-        return remember(tokens, changed, speaker, alpha)
+        if self.controller.pruning.stand_ins == 1:
+            return remember(tokens, changed, speaker[..., None], alpha)
+        number, blend = self.controller.pruning.stand_ins, self.controller.pruning.blend
+        with torch.autocast(device, enabled=False):
+            voices, weight = blend_leads(keys, lead, number, blend)
+        return remember(tokens, changed, voices, alpha, weight)
 
     def _choose(self, score: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
         """Mask of who stays, and the chance of each to, if it were there."""

@@ -18,7 +18,7 @@ from foveate.backbones import Backbone
 from foveate.forward import Block, Place, Step, run
 from foveate.reduction.matching import mean_keys
 from foveate.reduction.recover import recover
-from foveate.reduction.regroup import pick, speak, sum_groups
+from foveate.reduction.regroup import follow, speak, stand_ins, sum_groups
 from foveate.scoring.criteria import class_attention
 from foveate.tasks import Task
 from foveate.tokens import Tokens, widen
@@ -166,7 +166,7 @@ class MaskedStep:
             )
             here = torch.arange(x.shape[1], device=x.device)
             speaker = torch.where(alive & ~lead, speaker, here)
-        return remember(tokens, changed, speaker, self.alpha)
+        return remember(tokens, changed, speaker[..., None], self.alpha)
 
 
 @dataclass
@@ -247,25 +247,30 @@ def nearest_lead(vectors: Tensor, lead: Tensor) -> Tensor:
 
 
 def remember(
-    before: Tokens, after: Tokens, speaker: Tensor, alpha: float | Tensor
+    before: Tokens,
+    after: Tokens,
+    voices: Tensor,
+    alpha: float | Tensor,
+    weight: Tensor | None = None,
 ) -> Tokens:
     """Note who speaks for every patch, and what it then lacks.
 
     Args:
         before: N patches before a step.
         after: The same patches after it.
-        speaker: Patch that speaks for each from now on, ``(B, N)``.
+        voices: Patches that speak for each from now on, ``(B, N, S)``.
         alpha: Share of what it lacks that is stored, a number or ``(B, 1, 1)``.
+        weight: How much each of them says, ``(B, N, S)``; None for S = 1.
 
     Returns:
         ``after`` with stand-ins and offsets.
     """
-    here = torch.arange(speaker.shape[1], device=speaker.device).expand_as(speaker)
-    stand_in = here[..., None] if before.stand_in is None else before.stand_in  # (B, N, 1)
-    lost = alpha * (before.patches - pick(after.patches, speaker))
-    lost = speak(lost, stand_in, None)
+    lost = alpha * (before.patches - speak(after.patches, voices, weight))
+    lost = speak(lost, stand_ins(before), before.weight)
+    stand_in, shares = follow(before, voices, weight, before.num_patches)
     return after.with_(
-        stand_in=speaker.gather(1, stand_in[..., 0])[..., None],
+        stand_in=stand_in,
+        weight=shares,
         offset=lost if before.offset is None else before.offset + lost,
         grid_position=before.position,
     )

@@ -22,6 +22,8 @@ class Grouping:
         heard: Which patches go into their group's feature and size, ``(B, K)``; the others
             are spoken for and nothing else. None for all.
         shift: Added to the features of the groups, ``(B, K', C)``; None for nothing.
+        voices: The S groups that speak for each patch, ``(B, K, S)``; None if its own does.
+        weight: How much each of them says, ``(B, K, S)``; None without ``voices``.
     """
 
     lead: Tensor
@@ -29,6 +31,8 @@ class Grouping:
     share: Literal["mean", "lead"] | Tensor = "mean"
     heard: Tensor | None = None
     shift: Tensor | None = None
+    voices: Tensor | None = None
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,18 +74,22 @@ def regroup(tokens: Tokens, grouping: Grouping, memory: Memory = NOTHING) -> Tok
     Returns:
         Tokens with K' patches.
     """
-    before = tokens.stand_in if tokens.stand_in is not None else _identity(tokens)
     x, size = _features(tokens, grouping)
     offset = tokens.offset
     if memory.stores:
         lost = _lost(tokens.patches, x, grouping, memory)
-        mine = speak(lost, before, tokens.weight)  # (B, K, C) -> (B, N, C)
+        mine = speak(lost, stand_ins(tokens), tokens.weight)  # (B, K, C) -> (B, N, C)
         offset = mine if offset is None else offset + mine
     position = tokens.position
+    voices, weight = grouping.voices, grouping.weight
+    if voices is None or memory.freeze:
+        voices, weight = nobody_if_frozen(grouping, memory)[..., None], None
+    stand_in, weight = follow(tokens, voices, weight, x.shape[1])
     return tokens.with_(
         x=torch.cat([tokens.prefix, x], dim=1),
         size=size,
-        stand_in=_follow(before, nobody_if_frozen(grouping, memory)),
+        stand_in=stand_in,
+        weight=weight,
         offset=offset,
         position=None if position is None else pick(position, grouping.lead),
         grid_position=position if tokens.grid_position is None else tokens.grid_position,
@@ -131,14 +139,60 @@ def speak(values: Tensor, stand_in: Tensor, weight: Tensor | None) -> Tensor:
     Returns:
         Weighted sums over the stand-ins.
     """
-    said = [
-        torch.where(index[..., None] < 0, 0.0, pick(values, index.clamp(min=0)))
-        for index in stand_in.unbind(-1)
-    ]
     if weight is None:
-        return said[0]
-    weighted = [v * w[..., None] for v, w in zip(said, weight.unbind(-1), strict=True)]
-    return torch.stack(weighted).sum(0)
+        index = stand_in[..., 0]
+        return torch.where(index[..., None] < 0, 0.0, pick(values, index.clamp(min=0)))
+    # One product, as S grows with every step; K rows are few beside S of C channels.
+    mix = _mix(stand_in, weight.to(widen(values).dtype), values.shape[1])
+    with torch.autocast(values.device.type, enabled=False):
+        return mix @ widen(values)
+
+
+def _mix(stand_in: Tensor, weight: Tensor, number: int) -> Tensor:
+    """Weight of each of so many patches in every original one, ``(B, N, number)``."""
+    said = torch.where(stand_in < 0, 0.0, weight)
+    mix = said.new_zeros(*said.shape[:2], number)
+    return mix.scatter_add(2, stand_in.clamp(min=0), said)
+
+
+def stand_ins(tokens: Tokens) -> Tensor:
+    """Who speaks for the original patches, ``(B, N, S)``: each for itself at first."""
+    if tokens.stand_in is not None:
+        return tokens.stand_in
+    here = torch.arange(tokens.num_patches, device=tokens.x.device)
+    return here.expand(tokens.x.shape[0], -1)[..., None]
+
+
+def follow(
+    before: Tokens, voices: Tensor, weight: Tensor | None, number: int
+) -> tuple[Tensor, Tensor | None]:
+    """Stand-ins of the original patches after the stand-ins themselves have moved.
+
+    Chains are exact: a patch of S stand-ins, each with S' of its own, has S S' of them, or
+    all that are left, if these are fewer.
+
+    Args:
+        before: Tokens with K patches, before a step.
+        voices: Who speaks for each of them from now on, ``(B, K, S')``; -1 for nobody.
+        weight: How much each says, ``(B, K, S')``; None for S' = 1.
+        number: Patches there are from now on.
+
+    Returns:
+        Stand-ins and their weights, ``(B, N, S S')``; no weights while S and S' are 1.
+    """
+    old = stand_ins(before)
+    at, shape = old.clamp(min=0).flatten(1), (old.shape[1], -1)
+    moved = pick(voices, at).unflatten(1, shape)  # (B, N, S, S')
+    moved = torch.where(old[..., None] < 0, -1, moved).flatten(2)
+    if weight is None:
+        return moved, before.weight
+    new = pick(weight, at).unflatten(1, shape)
+    share = 1.0 if before.weight is None else before.weight[..., None]
+    loud = (new * share).flatten(2)
+    if moved.shape[2] <= number:
+        return moved, loud
+    mix = _mix(moved, loud, number)
+    return torch.arange(number, device=mix.device).expand_as(mix), mix
 
 
 def _features(tokens: Tokens, grouping: Grouping) -> tuple[Tensor, Tensor]:
@@ -166,7 +220,8 @@ def _lost(patches: Tensor, x: Tensor, grouping: Grouping, memory: Memory) -> Ten
     if memory.freeze:
         gone = nobody_if_frozen(grouping, memory) < 0
         return torch.where(gone[..., None], patches, 0.0)
-    return memory.alpha * (patches - speak(x, grouping.group[..., None], None))
+    voices = grouping.group[..., None] if grouping.voices is None else grouping.voices
+    return memory.alpha * (patches - speak(x, voices, grouping.weight))
 
 
 def nobody_if_frozen(grouping: Grouping, memory: Memory) -> Tensor:
@@ -176,15 +231,3 @@ def nobody_if_frozen(grouping: Grouping, memory: Memory) -> Tensor:
     index = torch.arange(grouping.group.shape[1], device=grouping.group.device)
     leads = grouping.lead.gather(1, grouping.group.clamp(min=0))
     return torch.where(leads == index, grouping.group, -1)
-
-
-def _identity(tokens: Tokens) -> Tensor:
-    """Stand-ins while every patch speaks for itself, ``(B, N, 1)``."""
-    here = torch.arange(tokens.num_patches, device=tokens.x.device)
-    return here.expand(tokens.x.shape[0], -1)[..., None]
-
-
-def _follow(stand_in: Tensor, group: Tensor) -> Tensor:
-    """Stand-ins of the original patches after the stand-ins themselves have moved."""
-    moved = group.gather(1, stand_in.clamp(min=0).flatten(1)).view_as(stand_in)
-    return torch.where(stand_in < 0, -1, moved)
