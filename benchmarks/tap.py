@@ -49,6 +49,7 @@ LEARNED = {
     "redundancy-merge": {"redundancy": True, "action": "merge"},
     "register-merge-fuse": {"action": "merge", "fuse_last": 1},
     "register-fuse": {"fuse_last": 1},
+    "redundancy-static": {"redundancy": True, "allocation": "static"},
     "redundancy-stand-ins": {"redundancy": True, "stand_ins": 4},
     "one-way": {"one_way": True},
     "static-allocation": {"allocation": "static"},
@@ -114,6 +115,28 @@ def trained(model, course, views, folder, spec):
     return found.network, pruned_record(found, course.form, course, len(views))
 
 
+def kept(folder):
+    """A network that has been trained, with other counts if its name asks for them."""
+    row, at, rest = folder.name.partition("@")
+    if not at:
+        return open_pruned(folder)
+    seed = rest.rpartition("-")[2]
+    return ByImage(open_pruned(folder.with_name(f"{row}-{seed}"))).eval()
+
+
+def clock_of(folder, views):
+    """Time and memory against the unpruned model; nothing for that model itself."""
+    clock = time_pruned(kept(folder), views[0].image.expand(8, -1, -1, -1))
+    names = (
+        "speedup",
+        "mac_ratio",
+        "overhead_share",
+        "peak_memory_ratio",
+        "images_per_second",
+    )
+    return {name: clock.record()[name] for name in names} if clock else {}
+
+
 def main() -> None:
     """Train, score, and write the record after each row."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -155,27 +178,17 @@ def main() -> None:
             key = f"{options.form}/{task}/{row}/{options.seed}"
             folder = options.out / "networks" / key.replace("/", "-")
             if options.clock:
-                network = open_pruned(folder)
-                clock = time_pruned(network, views[0].image.expand(8, -1, -1, -1))
-                if clock:
-                    kept = ("speedup", "mac_ratio", "overhead_share", "peak_memory_ratio",
-                            "images_per_second")  # fmt: skip
-                    records[key]["clock"] = {k: clock.record()[k] for k in kept}
+                records[key]["clock"] = clock_of(folder, views)
                 file.write_text(json.dumps(records, indent=1))
                 continue
             if key in records and row != "unpruned":
                 continue
-            trained_row, _, by_image = row.partition("@")
-            if by_image:
-                record = records[key.replace(row, trained_row)]
-                vit = open_pruned(folder.with_name(folder.name.replace(row, trained_row)))
-                network = ByImage(vit).eval()
-            elif key in records:
-                network, record = open_pruned(folder), records[key]
+            record = records.get(key.split("@")[0] + f"/{options.seed}" * ("@" in key))
+            if record is None:
+                course = course_of(row, task, model, options)
+                network, record = trained(model, course, views, folder, spec)
             else:
-                network, record = trained(
-                    model, course_of(row, task, model, options), views, folder, spec
-                )
+                network = kept(folder)
             found = collect([network], trial, val, 16, like)[0]
             if full is None:
                 full = found if isinstance(network, FullViT) else None
