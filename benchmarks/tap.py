@@ -21,7 +21,7 @@ import torch
 import foveate as fv
 from foveate.adaptive.checkpoint import open_pruned, save_pruned
 from foveate.adaptive.controller import Pruning
-from foveate.adaptive.task_vit import FullViT
+from foveate.adaptive.full_vit import FullViT
 from foveate.cli.train import pruned_record
 from foveate.evaluation.evaluate import collect, open_trial
 from foveate.evaluation.metrics import paired_intervals

@@ -160,6 +160,13 @@ def test_freeze_leaves_whole_means_as_they_are():
     assert controller.counts.tolist() == [15, 5, 20]
 
 
+def test_freeze_rescales_nothing():
+    controller = controller_of()
+    with pytest.raises(ValueError, match=r"counts must sum to 17 in every row; got \[8.0, 4"):
+        controller.freeze(torch.tensor([[9.0, 4, 4], [8, 4, 4]]))
+    assert sum(controller.counts.tolist()) == 17
+
+
 def test_counts_travel_with_the_state():
     controller, other = controller_of(), controller_of()
     controller.freeze(torch.tensor([[1.0, 2, 14]]))

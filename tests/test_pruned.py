@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from foveate.adaptive.checkpoint import open_pruned, save_pruned
 from foveate.adaptive.controller import Pruning
-from foveate.adaptive.task_vit import FullViT, TaskViT, open_task_vit, run_mixed
+from foveate.adaptive.full_vit import FullViT
+from foveate.adaptive.task_vit import TaskViT, open_task_vit, run_mixed
 from foveate.backbones.recomputed import Recomputed
 from foveate.evaluation.pruned import evaluate_pruned, plan_of, time_pruned
 from foveate.models.checkpoint import HeadSpec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foveate.adaptive.task_vit import FullViT
+from foveate.adaptive.full_vit import FullViT
 from tests import tiny
 from tests.reference_pruning import reference_output
 from tests.tiny_pruned import apart, model_of, vit_of

@@ -8,13 +8,8 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from foveate.adaptive.controller import Controller, Pruning
-from foveate.adaptive.steps import (
-    MaskedStep,
-    _Fate,
-    _masked,
-    _merged,
-    selection_score,
-)
+from foveate.adaptive.fate import Fate, _masked, _merged
+from foveate.adaptive.steps import MaskedStep, selection_score
 from foveate.adaptive.task_vit import TaskViT, open_task_vit, run_mixed
 from foveate.forward import Block
 from tests import handmade, tiny
@@ -175,7 +170,7 @@ def test_derivatives_of_a_mask_between_zero_and_one(action):
     x = tokens.x.clone().requires_grad_()
 
     def change(mask, x):
-        fate = _Fate(mask, alive, torch.zeros(2, tokens.num_patches))
+        fate = Fate(mask, alive, torch.zeros(2, tokens.num_patches))
         before = tokens.with_(x=x)
         merges = action == "merge"
         changed = _merged(before, fate, speaker) if merges else _masked(before, fate)
@@ -189,7 +184,7 @@ def test_what_is_gone_passes_on_what_it_would_have_been_worth():
     tokens = handmade.tokens()
     size = torch.full((2, 15), 1e-12, dtype=DOUBLE, requires_grad=True)
     chance = torch.rand(2, 15, dtype=DOUBLE)
-    fate = _Fate(torch.zeros(2, 15), torch.zeros(2, 15).bool(), chance)
+    fate = Fate(torch.zeros(2, 15), torch.zeros(2, 15).bool(), chance)
     after = _masked(tokens.with_(size=size), fate).size
     assert torch.equal(after, size)
     assert torch.equal(torch.autograd.grad(after.sum(), size)[0], chance)
@@ -203,7 +198,7 @@ def test_a_kept_patch_is_worth_its_attention():
     alive, chance = torch.ones(2, 35).bool(), torch.zeros(2, 35)
 
     def read(mask):
-        masked = _masked(tokens, _Fate(mask, alive, chance))
+        masked = _masked(tokens, Fate(mask, alive, chance))
         heads = backbone.project(0, masked)
         return backbone.attend(0, masked, heads).x[:, 0].square().sum()
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from foveate.adaptive.controller import Controller, Pruning
+from foveate.adaptive.full_vit import FullViT
 from foveate.adaptive.lora import add_lora, load_lora, lora_state, share
-from foveate.adaptive.task_vit import FullViT, TaskViT
+from foveate.adaptive.task_vit import TaskViT
 from foveate.backbones.recomputed import innermost
 from foveate.models import Model, check_weights, open_model
 from foveate.models.checkpoint import (

@@ -184,7 +184,16 @@ class Controller(nn.Module):
 
         Args:
             counts: Of calibration images, ``(M, depths)``; each row sums to the budget.
+
+        Raises:
+            ValueError: If a row sums to anything else: nothing is rescaled.
         """
+        off = counts.sum(1) != self.pruning.remove
+        if off.any():
+            raise ValueError(
+                f"counts must sum to {self.pruning.remove} in every row; got "
+                f"{counts[off][0].tolist()}."
+            )
         mean = counts.double().mean(0).tolist()
         limits = self.pruning.limits
         whole = hamilton(mean, limits.total, limits.least, limits.most)

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass, field
 from math import log
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foveate.adaptive.allocation import among_images, settle
 from foveate.adaptive.controller import Controller
+from foveate.adaptive.fate import Fate, carry_out, place_of
 from foveate.adaptive.soft_top_k import chance_to_stay, hard_top_k, straight_through_top_k
-from foveate.adaptive.stand_ins import blend_leads, with_voices
+from foveate.adaptive.stand_ins import with_voices
 from foveate.forward import Block, Place
-from foveate.reduction.masked import ABSENT, nearest_lead, remember
+from foveate.reduction.masked import ABSENT
 from foveate.reduction.matching import ManyToOne, Prune, mean_keys
-from foveate.reduction.regroup import NOTHING, Memory, regroup, sum_groups
+from foveate.reduction.regroup import NOTHING, Memory, regroup
 from foveate.scoring.criteria import log_prefix_attention
-from foveate.tokens import Tokens, widen
+from foveate.tokens import Tokens
 
 __all__ = ["GatheredStep", "Ledger", "MaskedStep", "selection_score"]
 
@@ -54,11 +54,6 @@ def _nearest_cosine(keys: Tensor, alive: Tensor) -> Tensor:
     cosine = (keys @ keys.mT).masked_fill(~alive[:, None], -1.0)
     itself = torch.eye(keys.shape[1], dtype=torch.bool, device=keys.device)
     return cosine.masked_fill(itself, -1.0).amax(-1)
-
-
-def place_of(tokens: Tokens, controller: Controller) -> int:
-    """Index of the token that controls: the register, or the class token."""
-    return 0 if controller.register is None else tokens.layout.num_prefix - 1
 
 
 @dataclass
@@ -172,25 +167,11 @@ class MaskedStep:
         mask, chance = self._choose(score, alive)
         ledger.scores.append(score.detach())
         ledger.masks.append(mask.detach() > 0.5)
-        device = tokens.x.device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False):
-            lead = alive & (mask > 0.5)
-            here = torch.arange(alive.shape[1], device=alive.device)
-            keys = mean_keys(tokens, block)
-            speaker = torch.where(alive & ~lead, nearest_lead(keys, lead), here)
-        fate = _Fate(mask, alive, chance)
-        merges = self.controller.pruning.action == "merge"
-        changed = _merged(tokens, fate, speaker) if merges else _masked(tokens, fate)
-        if not self.needs_grid:
-            return changed
-        alpha = self.controller.alpha(state)
-        ledger.alphas.append(alpha)
-        if self.controller.pruning.stand_ins == 1:
-            return remember(tokens, changed, speaker[..., None], alpha)
-        number, blend = self.controller.pruning.stand_ins, self.controller.pruning.blend
-        with torch.autocast(device, enabled=False):
-            voices, weight = blend_leads(keys, lead, number, blend)
-        return remember(tokens, changed, voices, alpha, weight)
+        fate = Fate(mask, alive, chance)
+        changed, alpha = carry_out(tokens, block, self.controller, fate, self.needs_grid)
+        if alpha is not None:
+            ledger.alphas.append(alpha)
+        return changed
 
     def _choose(self, score: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
         """Mask of who stays, and the chance of each to, if it were there."""
@@ -222,52 +203,3 @@ class MaskedStep:
             return among_images(share.detach(), fixed, most)
         mean = share.mean().expand_as(remaining)
         return settle(controller.pruning.limits, index, remaining, mean)
-
-
-class _Fate(NamedTuple):
-    """What becomes of the patches in one step, ``(B, N)`` each."""
-
-    mask: Tensor  # whether a patch stays
-    alive: Tensor  # whether it had been there
-    chance: Tensor  # with which it would stay, if it were there
-
-    def sizes(self, total: Tensor, before: Tensor) -> Tensor:
-        """Sizes after the step, nearly zero for patches that are gone.
-
-        Those gone before pass on, backwards, what they would have been worth; else the
-        first step would look as if it cost nothing, and take the whole budget.
-
-        Args:
-            total: Sizes of those that stay.
-            before: Sizes before the step.
-
-        Returns:
-            ``(B, N)``.
-        """
-        held = before.detach()
-        here = total * self.mask + (1 - self.mask.detach()) * ABSENT * held
-        gone = held + self.chance * (before - held)
-        return torch.where(self.alive, here, gone)
-
-
-def _masked(tokens: Tokens, fate: _Fate) -> Tokens:
-    """Leave features, and the sizes of the patches that stay."""
-    size = tokens.sizes()
-    return tokens.with_(size=fate.sizes(size, size), proportional=True)
-
-
-def _merged(tokens: Tokens, fate: _Fate, speaker: Tensor) -> Tokens:
-    """Add what goes to who speaks for it, by size."""
-    x, size = widen(tokens.patches), tokens.sizes()
-    # A patch that stays may give as well, backwards: its own stand-in is not known.
-    gives = fate.alive & (fate.mask.detach() < 0.5)
-    given = torch.where(gives, size * (1 - fate.mask), 0.0)  # (B, N)
-    more = sum_groups(torch.cat([x, torch.ones_like(x[..., :1])], -1) * given[..., None],
-                      speaker, x.shape[1])  # fmt: skip
-    total = size + more[..., -1]
-    moved = (x * size[..., None] + more[..., :-1]) / total[..., None]
-    return tokens.with_(
-        x=torch.cat([tokens.prefix, moved.to(tokens.x.dtype)], dim=1),
-        size=fate.sizes(total, size),
-        proportional=True,
-    )

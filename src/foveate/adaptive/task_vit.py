@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from foveate.adaptive.controller import Controller, Pruning
 from foveate.adaptive.lora import use_lora
+from foveate.adaptive.padded import PaddedStep
 from foveate.adaptive.steps import GatheredStep, Ledger, MaskedStep
 from foveate.backbones.registers import WithRegister, first_register
 from foveate.forward import Step, run
@@ -18,7 +19,7 @@ from foveate.reduction.plan import Plan, check_depths
 from foveate.reduction.recover import Restore, recover
 from foveate.tokens import Tokens
 
-__all__ = ["FullViT", "Insight", "TaskViT", "open_task_vit", "run_mixed"]
+__all__ = ["Insight", "TaskViT", "open_task_vit", "run_mixed"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class TaskViT(nn.Module):
             images: ``(B, 3, H, W)`` of the grid.
             counting: None for learned counts in training mode, and frozen ones, gathered,
                 in eval mode. ``learned``, ``frozen`` or ``images`` for the masked form with
-                those (see :class:`~foveate.adaptive.steps.MaskedStep`).
+                those (see :class:`~foveate.adaptive.steps.MaskedStep`); ``padded`` for
+                those of ``images``, gathered (see
+                :class:`~foveate.adaptive.padded.PaddedStep`), to run and not to learn.
 
         Returns:
             ``(B, ...)``.
@@ -113,8 +116,11 @@ class TaskViT(nn.Module):
         Raises:
             ValueError: If the images have another grid, or there is no such counting.
         """
+        if counting == "padded":
+            with torch.no_grad():
+                return self._gathered(images, self._restored(self._padded()))
         if counting is None and not self.training:
-            return self._gathered(images)
+            return self._gathered(images, self.steps())
         return self._masked(images, counting or "learned")[0]
 
     def steps(self) -> dict[int, list[Step]]:
@@ -126,9 +132,7 @@ class TaskViT(nn.Module):
                 zip(self.controller.pruning.depths, counts, strict=True)
             )
         }
-        if self.restore is not None:
-            steps[self.restore] = [Restore()]
-        return steps
+        return self._restored(steps)
 
     def kept(self) -> dict[int, int]:
         """Patches left at each depth, by the frozen counts."""
@@ -172,10 +176,22 @@ class TaskViT(nn.Module):
         scores, kept = torch.stack(ledger.scores, 1), torch.stack(ledger.masks, 1)
         return Insight(counts, alphas, scores, kept)
 
-    def _gathered(self, images: Tensor) -> Tensor:
+    def _padded(self) -> dict[int, list[Step]]:
+        depths = self.controller.pruning.depths
+        return {
+            depth: [PaddedStep(self.controller, index, self.needs_grid)]
+            for index, depth in enumerate(depths)
+        }
+
+    def _restored(self, steps: dict[int, list[Step]]) -> dict[int, list[Step]]:
+        if self.restore is not None:
+            steps[self.restore] = [Restore()]
+        return steps
+
+    def _gathered(self, images: Tensor, steps: dict[int, list[Step]]) -> Tensor:
         taps, tokens = self._start(images)
         backbone = self.controlled.backbone
-        kept = run(backbone, tokens, 0, taps[-1], self.steps(), taps)[1]
+        kept = run(backbone, tokens, 0, taps[-1], steps, taps)[1]
         return self._decode([
             recover(kept[d]) if self.needs_grid else kept[d] for d in taps
         ])
@@ -215,26 +231,6 @@ class TaskViT(nn.Module):
                 f"from {tuple(images.shape[-2:])} pixels."
             )
         return decoder.taps(backbone.num_blocks), tokens
-
-
-class FullViT(nn.Module):
-    """A model for one task with nothing removed.
-
-    Args:
-        model: The model.
-        task: Name of its task.
-        lora: Low-rank update of the model to run with.
-    """
-
-    def __init__(self, model: Model, task: str, lora: str | None = None) -> None:
-        super().__init__()
-        self.model, self.task, self.lora = model, task, lora
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Raw output of the task."""
-        if self.lora is not None:
-            use_lora(self.model, self.lora)
-        return self.model(images, self.task)
 
 
 def open_task_vit(

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from foveate.adaptive.checkpoint import Network
-from foveate.adaptive.task_vit import FullViT, TaskViT
+from foveate.adaptive.full_vit import FullViT
+from foveate.adaptive.task_vit import TaskViT
 from foveate.data.labelled import LabelledImages
 from foveate.evaluation.benchmark import Benchmark, time_pair
 from foveate.evaluation.cost import plan_macs

@@ -272,5 +272,7 @@ def remember(
         stand_in=stand_in,
         weight=shares,
         offset=lost if before.offset is None else before.offset + lost,
-        grid_position=before.position,
+        grid_position=(
+            before.position if before.grid_position is None else before.grid_position
+        ),
     )

@@ -11,8 +11,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from foveate.adaptive.controller import Pruning
+from foveate.adaptive.full_vit import FullViT
 from foveate.adaptive.lora import add_lora, lora_parameters, share
-from foveate.adaptive.task_vit import FullViT, TaskViT, open_task_vit
+from foveate.adaptive.task_vit import TaskViT, open_task_vit
 from foveate.backbones.recomputed import Recomputed
 from foveate.data.labelled import Target
 from foveate.models import Model
