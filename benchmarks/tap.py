@@ -1,17 +1,20 @@
 """Train pruned models under one recipe, and hold each against the unpruned one.
 
     python benchmarks/tap.py --data DATA --model out/heads --form tap-f \
-        --tasks classification --rows unpruned,register,evit,tome --steps 300 --out out/tap
+        --tasks classification --rows teacher,unpruned,register,tome --distill 1 --out out/tap
 
 A row named after another, as register@images, scores that one's network with counts that
 differ between the images of a batch and sum to as many.
 
 Every row starts from the same heads, sees the same views in the same order for the same
-number of steps, and removes as many patches; rows differ in what removes them. Networks are
-kept in OUT, the record is written after every row, and a row in it is not trained again.
+number of steps, and removes as many patches; rows differ in what removes them. The row
+teacher learns from labels alone, and removes nothing; with --distill every other row learns
+from its outputs as well. Networks are kept in OUT, the record is written after every row,
+and a row in it is not trained again.
 """
 
 import argparse
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +24,6 @@ import torch
 import foveate as fv
 from foveate.adaptive.checkpoint import open_pruned, save_pruned
 from foveate.adaptive.controller import Pruning
-from foveate.adaptive.full_vit import FullViT
 from foveate.cli.train import pruned_record
 from foveate.evaluation.evaluate import collect, open_trial
 from foveate.evaluation.metrics import paired_intervals
@@ -59,10 +61,11 @@ LEARNED = {
     "class-token-static": {"selection": "class", "allocation": "static"},
 }
 UNTRAINED = ("foveate-oracle",)
+WHOLE = ("teacher", "unpruned")
 
 
 class ByImage(torch.nn.Module):
-    """A pruned model whose images share the budget of their batch."""
+    """A pruned model whose images share the budget of their batch, padded."""
 
     def __init__(self, vit) -> None:
         super().__init__()
@@ -70,7 +73,25 @@ class ByImage(torch.nn.Module):
 
     def forward(self, images):
         """Raw output."""
-        return self.vit(images, "images")
+        return self.vit(images, "padded")
+
+
+class Remembered(torch.nn.Module):
+    """A teacher asked once about each image; every row sees the same."""
+
+    def __init__(self, network) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(False)
+        self.known = {}
+
+    def forward(self, images):
+        """Raw output."""
+        keys = [hashlib.sha256(image.numpy().tobytes()).digest() for image in images]
+        new = [i for i, key in enumerate(keys) if key not in self.known]
+        if new:
+            for i, raw in zip(new, self.network(images[new]), strict=True):
+                self.known[keys[i]] = raw.half()
+        return torch.stack([self.known[key] for key in keys]).float()
 
 
 def course_of(row: str, task: str, model, options) -> TapCourse:
@@ -84,9 +105,14 @@ def course_of(row: str, task: str, model, options) -> TapCourse:
         weight_decay=0.05,
     )
     course = TapCourse(
-        options.form, task, recipe, backbone_rate=options.backbone_rate, rank=options.rank
+        options.form,
+        task,
+        recipe,
+        backbone_rate=options.backbone_rate,
+        rank=options.rank,
+        distill=0.0 if row == "teacher" else options.distill,
     )
-    if row == "unpruned":
+    if row in WHOLE:
         return course
     depths = tuple(int(d) for d in options.depths.split(","))
     high, wide = model.backbone.patch_size
@@ -106,11 +132,11 @@ def _scenes(data: Path, part: str, num: int, seed: int) -> Source:
     return Source(cutouts=cutouts, photos=photos, num=num, seed=seed)
 
 
-def trained(model, course, views, folder, spec):
+def trained(model, course, views, folder, spec, teacher):
     """The network of a row, and what is known of its training."""
     if course.plan is not None and course.plan.method in UNTRAINED:
         return reduce(model, course.plan).eval(), {"steps": 0}
-    found = train_pruned(model, course, views)
+    found = train_pruned(model, course, views, teacher=teacher)
     save_pruned(folder, course.form, found.network, model, spec, course.rank)
     return found.network, pruned_record(found, course.form, course, len(views))
 
@@ -144,7 +170,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--form", default="tap-f")
     parser.add_argument("--tasks", default="classification,segmentation")
-    parser.add_argument("--rows", default=",".join(["unpruned", *LEARNED, *STATIC]))
+    parser.add_argument("--rows", default=",".join([*WHOLE, *LEARNED, *STATIC]))
     parser.add_argument("--depths", default="2,5,8")
     parser.add_argument("--keep", type=float, default=0.5)
     parser.add_argument("--alpha", type=float, default=1.0)
@@ -155,6 +181,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--backbone-rate", type=float, default=0.1)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--distill", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", action="store_true", help="time kept networks, no more")
@@ -173,7 +200,7 @@ def main() -> None:
         spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
         trial = open_trial(model, task, val)
         like = next(model.parameters())
-        full = None
+        full = teacher = None
         for row in options.rows.split(","):
             key = f"{options.form}/{task}/{row}/{options.seed}"
             folder = options.out / "networks" / key.replace("/", "-")
@@ -181,17 +208,19 @@ def main() -> None:
                 records[key]["clock"] = clock_of(folder, views)
                 file.write_text(json.dumps(records, indent=1))
                 continue
+            if row != "teacher" and options.distill and teacher is None:
+                known = folder.with_name(f"{options.form}-{task}-teacher-{options.seed}")
+                teacher = Remembered(open_pruned(known))
             if key in records and row != "unpruned":
                 continue
             record = records.get(key.split("@")[0] + f"/{options.seed}" * ("@" in key))
             if record is None:
                 course = course_of(row, task, model, options)
-                network, record = trained(model, course, views, folder, spec)
+                network, record = trained(model, course, views, folder, spec, teacher)
             else:
                 network = kept(folder)
             found = collect([network], trial, val, 16, like)[0]
-            if full is None:
-                full = found if isinstance(network, FullViT) else None
+            full = found if row in WHOLE else full
             scores = paired_intervals(full, found, 0)
             sides = {k: {n: e.record() for n, e in v.items()} for k, v in scores.items()}
             records[key] = {**record, "scores": sides, "num_val": len(val), "size": size}

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -87,8 +88,9 @@ def test_what_is_trained_changes_and_nothing_else(model, views, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_killed_run_ends_as_the_one_that_was_not(model, views, tmp_path, form):
-    state, wanted = tmp_path / "a.state", course(form, "objects")
+@pytest.mark.parametrize("distill", [0.0, 0.5])
+def test_a_killed_run_ends_as_the_one_that_was_not(model, views, tmp_path, form, distill):
+    state, wanted = tmp_path / "a.state", course(form, "objects", distill=distill)
     whole = train_pruned(model, wanted, views)
 
     def kill(now):
@@ -102,6 +104,47 @@ def test_a_killed_run_ends_as_the_one_that_was_not(model, views, tmp_path, form)
     first, second = whole.network.state_dict(), again.network.state_dict()
     for key, value in first.items():
         assert_close(second[key], value, rtol=0, atol=1e-6)
+
+
+class Says(torch.nn.Module):
+    """The same of every image."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = raw
+
+    def forward(self, images):
+        return self.raw.expand(len(images), *self.raw.shape)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_distillation_adds_the_share_of_variance_that_is_missed(model, views, task):
+    """First losses with weights 0 and 3, against the outputs before any step."""
+    wanted = course("tap-f", task, steps=1)
+    network, _ = build_pruned(model, wanted)
+    seen = []
+    network.train().register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    draw = torch.Generator().manual_seed(3)
+    raw = model(images(1), task)[0]
+    raw = torch.randn(raw.shape, generator=draw)
+    plain = train_pruned(model, wanted, views).training.losses[0]
+    guided = replace(wanted, distill=3.0)
+    found = train_pruned(model, guided, views, teacher=Says(raw)).training.losses[0]
+    for rows in combinations(range(6), 3):
+        network(torch.stack([views[i].image for i in rows]))
+    variance = raw.double().var(correction=0)
+    extra = [3 * (y - raw).double().square().mean() / variance for y in seen]
+    assert min(abs(float(e) - (found - plain)) for e in extra) < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_distillation_pulls_towards_the_model_that_is_left_alone(model, views, form):
+    full = model(images(), "mask")
+    gaps = []
+    for weight in (0.0, 100.0):
+        found = train_pruned(model, course(form, "mask", steps=20, distill=weight), views)
+        gaps.append(float((found.network(images()) - full).norm()))
+    assert gaps[1] < gaps[0]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -155,6 +155,7 @@ class TapConfig:
         rank: Of the low-rank update of ``tap-f``.
         backbone_rate: Of ``tap-j``, factor of the learning rate for the backbone.
         calibrate: Views whose mean counts are frozen.
+        distill: Weight of distillation from the model with nothing removed; 0 for none.
         recompute: Whether activations are computed again backwards, to save memory.
     """
 
@@ -171,6 +172,7 @@ class TapConfig:
     rank: int = 16
     backbone_rate: float = 0.1
     calibrate: int = 64
+    distill: float = 0.0
     recompute: bool = False
 
     def course(self, form: Form, model: Model, seed: int) -> TapCourse:
@@ -184,6 +186,7 @@ class TapConfig:
             self.rank,
             self.backbone_rate,
             self.calibrate,
+            self.distill,
             self.recompute,
         )
 

@@ -43,10 +43,11 @@ class TapCourse:
         rank: Of the low-rank update.
         backbone_rate: Factor of the learning rate for the backbone's own weights.
         calibrate: Views whose mean counts are frozen at the end.
+        distill: Weight of distillation from a teacher; 0 for none.
         recompute: Whether activations are computed again backwards, to save memory.
 
     Raises:
-        ValueError: If both a pruning and a plan are given.
+        ValueError: If both a pruning and a plan are given, or a weight is negative.
     """
 
     form: Form
@@ -57,10 +58,13 @@ class TapCourse:
     rank: int = 16
     backbone_rate: float = 0.1
     calibrate: int = 64
+    distill: float = 0.0
     recompute: bool = False
 
     def __post_init__(self) -> None:
         """Check what goes together."""
+        if not self.distill >= 0:
+            raise ValueError(f"distill must be at least 0; got {self.distill}.")
         if self.pruning is not None and self.plan is not None:
             raise ValueError("pruning and plan cannot both be given; got both.")
 
@@ -126,8 +130,14 @@ def train_pruned(
     views: Views,
     state: Path | None = None,
     watch: Watch | None = None,
+    teacher: nn.Module | None = None,
 ) -> Pruned:
-    """Train a pruned model, its head, and what its form allows of the backbone.
+    r"""Train a pruned model, its head, and what its form allows of the backbone.
+
+    The loss is the head's, and
+    :math:`w \lVert y - t \rVert^2 / \lVert t - \bar t \rVert^2` of the raw outputs y against
+    those of a teacher, t, with the course's weight w: the share of the teacher's variance
+    that is missed.
 
     Args:
         model: Where to start from, with a trained head; it is not edited.
@@ -135,6 +145,7 @@ def train_pruned(
         views: Labelled views.
         state: File to go on from after a kill, and to save to.
         watch: Told where training stands after every validation interval.
+        teacher: Images to raw output, not trained; the model with nothing removed if None.
 
     Returns:
         The trained model, its counts frozen.
@@ -155,7 +166,10 @@ def train_pruned(
         slow = dict.fromkeys(_backbone_names(network), course.backbone_rate)
         recipe = replace(recipe, factors={**slow, **recipe.factors})
     started = time.perf_counter()
-    loss = PrunedLoss(network, course.task, examples, layout)
+    guide = None
+    if course.distill:
+        guide = teacher or FullViT(model, course.task)
+    loss = PrunedLoss(network, course, examples, layout, guide)
     training = fit(loss, examples, _loss, recipe, state=state, watch=watch)
     network.requires_grad_(False).eval()
     frozen: tuple[float | None, list[float] | None] = (None, None)
@@ -170,31 +184,40 @@ class PrunedLoss(nn.Module):
 
     Args:
         network: Images to raw output.
-        task: Name of its task.
+        course: What is trained.
         examples: Know the targets.
         layout: Geometry of the images.
+        teacher: Images to raw output; not trained.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        task: str,
+        course: TapCourse,
         examples: "_Examples",
         layout: Layout,
+        teacher: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.network: Any = network
-        self._rest = (task, examples, layout)
+        self._rest = (course, examples, layout, teacher)  # a tuple registers no module
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
         """Mean loss of a batch; what the head draws follows from the seed."""
-        task, examples, layout = self._rest
-        head: Any = self.network.model.task(task)
+        course, examples, layout, teacher = self._rest
+        head: Any = self.network.model.task(course.task)
         images = batch["images"]
         targets = [examples.targets[int(i)] for i in batch["index"]]
         with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
             torch.manual_seed(seed)
-            return head.loss(self.network(images), targets, layout)
+            raw = self.network(images)
+            loss = head.loss(raw, targets, layout)
+        if teacher is None:
+            return loss
+        with torch.no_grad():
+            wanted = teacher(images).float()
+        missed = (raw.float() - wanted).square().mean()
+        return loss + course.distill * missed / wanted.var(correction=0)
 
 
 @dataclass(frozen=True)
