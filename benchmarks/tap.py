@@ -1,10 +1,11 @@
 """Train pruned models under one recipe, and hold each against the unpruned one.
 
     python benchmarks/tap.py --data DATA --model out/heads --form tap-f \
-        --tasks classification --rows teacher,unpruned,register,tome --distill 1 --out out/tap
+        --tasks classification --rows teacher,unpruned,register --distill 1 --out out/tap
 
 A row named after another, as register@images, scores that one's network with counts that
-differ between the images of a batch and sum to as many.
+differ between the images of a batch and sum to as many. A row such as redundancy+detection
+uses the controller of that row's network of another task, as it is.
 
 Every row starts from the same heads, sees the same views in the same order for the same
 number of steps, and removes as many patches; rows differ in what removes them. The row
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 
 import foveate as fv
-from foveate.adaptive.checkpoint import open_pruned, save_pruned
+from foveate.adaptive.checkpoint import open_controller, open_pruned, save_pruned
 from foveate.adaptive.controller import Pruning
 from foveate.cli.train import pruned_record
 from foveate.evaluation.evaluate import collect, open_trial
@@ -118,6 +119,11 @@ def course_of(row: str, task: str, model, options) -> TapCourse:
     high, wide = model.backbone.patch_size
     patches = (model.transform.size // high) * (model.transform.size // wide)
     remove = patches - round(patches * options.keep)
+    row, plus, other = row.partition("+")
+    if plus:
+        known = f"{options.form}-{other}-{row}-{options.seed}"
+        held = open_controller(options.out / "networks" / known)
+        return replace(course, pruning=held.pruning, controller=held)
     if row in LEARNED:
         least = (remove // 4,) * (len(depths) - 1) + (0,)
         pruning = Pruning(depths, remove, least, **LEARNED[row])

@@ -27,7 +27,7 @@ from foveate.models.digest import model_hash
 from foveate.reduction.plan import Plan
 from foveate.reduction.reduced_vit import ReducedViT
 
-__all__ = ["KINDS", "Network", "open_pruned", "save_pruned"]
+__all__ = ["KINDS", "Network", "open_controller", "open_pruned", "save_pruned"]
 
 KINDS = ("tap-j", "tap-f")
 Network = TaskViT | ReducedViT | FullViT
@@ -64,6 +64,7 @@ def save_pruned(
         weights |= _prefixed("backbone", backbone.state_dict())
     if isinstance(network, TaskViT):
         record["grid"] = list(network.grid)
+        record["channels"] = model.backbone.num_channels
         record["pruning"] = asdict(network.controller.pruning)
         record["counts"] = network.controller.counts.tolist()
         weights |= _prefixed("controller", network.controller.state_dict())
@@ -101,14 +102,30 @@ def open_pruned(folder: Path, base: Model | None = None) -> Network:
         return ReducedViT(model, Plan.from_record(record["plan"])).eval()
     if record.get("pruning") is None:
         return FullViT(model, task, lora).eval()
-    pruning = _pruning(record["pruning"])
-    own = _part("controller", weights)
-    register = own.get("register")
-    controller = Controller(model.backbone.num_channels, pruning, register)
-    _load(controller, own, folder)
-    like = next(model.parameters())
-    controller.to(like.device).requires_grad_(False)
+    controller = open_controller(folder).to(next(model.parameters()).device)
     return TaskViT(model, task, controller, tuple(record["grid"]), lora).eval()
+
+
+def open_controller(folder: Path) -> Controller:
+    """Open what removes patches in a pruned model, without the model.
+
+    Args:
+        folder: Written by :func:`save_pruned`.
+
+    Returns:
+        The controller, with its frozen counts; it requires no gradients.
+
+    Raises:
+        ValueError: If it is no such checkpoint, or has no controller.
+    """
+    record, weights = read_checkpoint(folder), read_weights(folder)
+    if record.get("pruning") is None:
+        raise ValueError(f"checkpoint must have a controller; '{folder}' has none.")
+    own = _part("controller", weights)
+    pruning = _pruning(record["pruning"])
+    controller = Controller(record["channels"], pruning, own.get("register"))
+    _load(controller, own, folder)
+    return controller.requires_grad_(False)
 
 
 def _with_backbone(

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from foveate.adaptive.checkpoint import open_controller
 from foveate.adaptive.controller import Pruning
 from foveate.data.composites import open_composites
 from foveate.data.folder import ImageTransform
@@ -148,6 +149,8 @@ class TapConfig:
         pruning: What a task register removes.
         method: What another method removes, in place of ``pruning``; with neither, nothing
             is removed.
+        controller: Folder of a pruned model whose controller removes, as it is, in place of
+            ``pruning``: one register for several tasks.
         val: What to score on; nothing is scored without.
         size: Side of the images; the model's own if 0.
         num_views: Views to learn from; each picture once if 0.
@@ -165,6 +168,7 @@ class TapConfig:
     recipe: Recipe
     pruning: Pruning | None = None
     method: Method | None = None
+    controller: str = ""
     val: Source | None = None
     size: int = 0
     num_views: int = 0
@@ -177,17 +181,21 @@ class TapConfig:
 
     def course(self, form: Form, model: Model, seed: int) -> TapCourse:
         """What to train of a model."""
+        if self.controller and self.pruning is not None:
+            raise ValueError("controller and pruning cannot both be given; got both.")
+        held = open_controller(Path(self.controller)) if self.controller else None
         return TapCourse(
             form,
             self.task,
             replace(self.recipe, seed=seed),
-            self.pruning,
+            self.pruning if held is None else held.pruning,
             None if self.method is None else self.method.plan(model, self.task),
             self.rank,
             self.backbone_rate,
             self.calibrate,
             self.distill,
             self.recompute,
+            held,
         )
 
     def views(self, data: LabelledImages, transform: ImageTransform, seed: int) -> Views:

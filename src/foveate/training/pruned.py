@@ -3,25 +3,24 @@
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from foveate.adaptive.controller import Pruning
+from foveate.adaptive.controller import Controller, Pruning
 from foveate.adaptive.full_vit import FullViT
 from foveate.adaptive.lora import add_lora, lora_parameters, share
 from foveate.adaptive.task_vit import TaskViT, open_task_vit
 from foveate.backbones.recomputed import Recomputed
-from foveate.data.labelled import Target
 from foveate.models import Model
 from foveate.models.checkpoint import add_heads
 from foveate.reduction.plan import Plan
 from foveate.reduction.reduced_vit import ReducedViT, reduce
-from foveate.tokens import Layout
 from foveate.training.loop import Batch, Recipe, Training, Watch, fit
+from foveate.training.pruned_loss import Examples, PrunedLoss
 from foveate.training.views import Views
 
 __all__ = ["Form", "Pruned", "TapCourse", "build_pruned", "train_pruned"]
@@ -39,6 +38,8 @@ class TapCourse:
         task: Name of a task with a head that can be trained; it is trained as well.
         recipe: Steps, batch size, rates.
         pruning: What a controller removes; None for another method, or none.
+        controller: One that was trained before, of another task perhaps, to remove it: it
+            learns nothing more, but its counts are calibrated anew. None for a new one.
         plan: What another method removes.
         rank: Of the low-rank update.
         backbone_rate: Factor of the learning rate for the backbone's own weights.
@@ -47,7 +48,8 @@ class TapCourse:
         recompute: Whether activations are computed again backwards, to save memory.
 
     Raises:
-        ValueError: If both a pruning and a plan are given, or a weight is negative.
+        ValueError: If both a pruning and a plan are given, a controller of another pruning,
+            or a negative weight.
     """
 
     form: Form
@@ -60,6 +62,7 @@ class TapCourse:
     calibrate: int = 64
     distill: float = 0.0
     recompute: bool = False
+    controller: Controller | None = None
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -67,6 +70,11 @@ class TapCourse:
             raise ValueError(f"distill must be at least 0; got {self.distill}.")
         if self.pruning is not None and self.plan is not None:
             raise ValueError("pruning and plan cannot both be given; got both.")
+        if self.controller is not None and self.controller.pruning != self.pruning:
+            raise ValueError(
+                f"controller must have the pruning {self.pruning}; got one with "
+                f"{self.controller.pruning}."
+            )
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,11 @@ def build_pruned(
     own, parts, lora = _trainable(model, course)
     if course.pruning is not None:
         vit = open_task_vit(own, course.task, course.pruning, lora)
-        return vit, {**vit.controller.parameter_counts(), **parts}
+        if course.controller is None:
+            return vit, {**vit.controller.parameter_counts(), **parts}
+        held = copy.deepcopy(course.controller).requires_grad_(False)
+        like = next(own.parameters())
+        return TaskViT(own, course.task, held.to(like.device), vit.grid, lora), parts
     if course.plan is not None:
         reduced = reduce(own, course.plan)
         if not isinstance(reduced, ReducedViT):
@@ -135,8 +147,8 @@ def train_pruned(
     r"""Train a pruned model, its head, and what its form allows of the backbone.
 
     The loss is the head's, and
-    :math:`w \lVert y - t \rVert^2 / \lVert t - \bar t \rVert^2` of the raw outputs y against
-    those of a teacher, t, with the course's weight w: the share of the teacher's variance
+    :math:`w \lVert y - t \rVert^2 / \lVert t - \bar t \rVert^2` of the raw outputs y, given
+    those of a teacher, t, and the course's weight w: the share of the teacher's variance
     that is missed.
 
     Args:
@@ -160,7 +172,7 @@ def train_pruned(
     own = network.model
     images = views[0].image[None].to(next(own.parameters()))
     layout = own.backbone.embed(images).layout
-    examples = _Examples(views)
+    examples = Examples(views)
     recipe = course.recipe
     if course.form == "tap-j":
         slow = dict.fromkeys(_backbone_names(network), course.backbone_rate)
@@ -169,7 +181,7 @@ def train_pruned(
     guide = None
     if course.distill:
         guide = teacher or FullViT(model, course.task)
-    loss = PrunedLoss(network, course, examples, layout, guide)
+    loss = PrunedLoss(network, course.task, examples, layout, guide, course.distill)
     training = fit(loss, examples, _loss, recipe, state=state, watch=watch)
     network.requires_grad_(False).eval()
     frozen: tuple[float | None, list[float] | None] = (None, None)
@@ -177,65 +189,6 @@ def train_pruned(
         frozen = _freeze(network, views, course, images)
     seconds = time.perf_counter() - started
     return Pruned(network, own, training, parts, seconds, *frozen)
-
-
-class PrunedLoss(nn.Module):
-    """A pruned model as the training loop sees it: from a batch to its loss.
-
-    Args:
-        network: Images to raw output.
-        course: What is trained.
-        examples: Know the targets.
-        layout: Geometry of the images.
-        teacher: Images to raw output; not trained.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        course: TapCourse,
-        examples: "_Examples",
-        layout: Layout,
-        teacher: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.network: Any = network
-        self._rest = (course, examples, layout, teacher)  # a tuple registers no module
-
-    def forward(self, batch: Batch, seed: int) -> Tensor:
-        """Mean loss of a batch; what the head draws follows from the seed."""
-        course, examples, layout, teacher = self._rest
-        head: Any = self.network.model.task(course.task)
-        images = batch["images"]
-        targets = [examples.targets[int(i)] for i in batch["index"]]
-        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
-            torch.manual_seed(seed)
-            raw = self.network(images)
-            loss = head.loss(raw, targets, layout)
-        if teacher is None:
-            return loss
-        with torch.no_grad():
-            wanted = teacher(images).float()
-        missed = (raw.float() - wanted).square().mean()
-        return loss + course.distill * missed / wanted.var(correction=0)
-
-
-@dataclass(frozen=True)
-class _Examples:
-    """Views as the loop takes them; the targets of what was drawn are kept beside."""
-
-    views: Views
-    targets: dict[int, Target] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.views)
-
-    def batch(self, index: Tensor) -> Batch:
-        seen = {i: self.views[i] for i in index.tolist()}
-        self.targets.clear()
-        self.targets.update({i: view.target for i, view in seen.items()})
-        images = [seen[i].image for i in index.tolist()]
-        return {"index": index, "images": torch.stack(images)}
 
 
 def _loss(network: nn.Module, batch: Batch, generator: Generator) -> Tensor:
