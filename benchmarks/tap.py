@@ -28,7 +28,7 @@ from foveate.adaptive.controller import Pruning
 from foveate.cli.train import pruned_record
 from foveate.evaluation.evaluate import collect, open_trial
 from foveate.evaluation.metrics import paired_intervals
-from foveate.evaluation.pruned import time_pruned
+from foveate.evaluation.pruned import pruned_macs, time_pruned
 from foveate.models.checkpoint import HeadSpec, read_checkpoint
 from foveate.reduction.reduced_vit import reduce
 from foveate.training.config import Method, Source
@@ -229,7 +229,10 @@ def main() -> None:
             full = found if row in WHOLE else full
             scores = paired_intervals(full, found, 0)
             sides = {k: {n: e.record() for n, e in v.items()} for k, v in scores.items()}
-            records[key] = {**record, "scores": sides, "num_val": len(val), "size": size}
+            inner = network.vit if isinstance(network, ByImage) else network
+            whole, fewer = pruned_macs(inner, views[0].image[None])
+            rest = {"num_val": len(val), "size": size, "mac_ratio": whole / fewer}
+            records[key] = {**record, "scores": sides, **rest}
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(records, indent=1))
             print(key, record.get("seconds"), record.get("counts"), record.get("alpha"),

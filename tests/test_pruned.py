@@ -13,7 +13,7 @@ from foveate.adaptive.controller import Pruning
 from foveate.adaptive.full_vit import FullViT
 from foveate.adaptive.task_vit import TaskViT, open_task_vit, run_mixed
 from foveate.backbones.recomputed import Recomputed
-from foveate.evaluation.pruned import evaluate_pruned, plan_of, time_pruned
+from foveate.evaluation.pruned import evaluate_pruned, plan_of, pruned_macs, time_pruned
 from foveate.models.checkpoint import HeadSpec
 from foveate.reduction.macs import block_macs
 from foveate.reduction.presets import plan_for
@@ -247,9 +247,11 @@ def test_an_evaluation_holds_a_pruned_model_against_the_full_one(model, views):
         + block_macs(backbone, 2, 2 + kept[1], 2 + kept[1])
     )
     assert record["mac_ratio"] == full / less
+    assert pruned_macs(found, images(1)) == (full, less)
     nothing = train_pruned(model, course("tap-j", "mask", None), views).network
     assert plan_of(nothing) is None
     assert time_pruned(nothing, images()) is None
+    assert pruned_macs(nothing, images(1)) == (full, full)
     assert set(evaluate_pruned(nothing, data).record()["scores"]) == {"full"}
     assert set(evaluate_pruned(nothing, data, model).record()["scores"]) == {
         "full",

@@ -17,7 +17,7 @@ from foveate.reduction.macs import block_macs, token_counts
 from foveate.reduction.plan import Plan
 from foveate.reduction.presets import build_steps
 
-__all__ = ["REGISTER", "evaluate_pruned", "plan_of", "time_pruned"]
+__all__ = ["REGISTER", "evaluate_pruned", "plan_of", "pruned_macs", "time_pruned"]
 
 REGISTER = "task-register"
 
@@ -60,27 +60,43 @@ def time_pruned(
     if plan is None:
         return None
     model, task = network.model, plan.task
-    layout = model.backbone.embed(batch[:1]).layout
     full = TimedCall(model, task)
     if isinstance(network, TaskViT):
         with torch.no_grad():
             network(batch[:1])  # makes its low-rank update the active one
-        inner = network.controlled
-        reduced = TimedCall(inner, task, network.steps())
-        longer = inner.backbone.embed(batch[:1]).layout
-        last = model.task(task).taps(model.backbone.num_blocks)[-1]
-        counts = token_counts(
-            model.backbone.num_blocks, longer, network.kept(), "between", network.restore
-        )
-        fewer = sum(
-            block_macs(model.backbone, d, *pair) for d, pair in enumerate(counts[:last])
-        )
-        macs = (plan_macs(model, Plan(REGISTER, task, plan.grid, ()), layout)[0], fewer)
+        reduced = TimedCall(network.controlled, task, network.steps())
     else:
         reduced = TimedCall(model, task, build_steps(model, plan))
-        macs = plan_macs(model, plan, layout)
+    macs = pruned_macs(network, batch[:1])
     with torch.no_grad():
         return time_pair((full, reduced), plan, macs, batch, rounds, warmup)
+
+
+@torch.no_grad()
+def pruned_macs(network: Network, image: Tensor) -> tuple[int, int]:
+    """Multiply-adds an image of the blocks that the task reads.
+
+    Args:
+        network: The network.
+        image: ``(1, 3, H, W)``; only its size counts.
+
+    Returns:
+        With nothing removed and no register, and as the network runs.
+    """
+    model = network.model
+    layout = model.backbone.embed(image).layout
+    if isinstance(network, FullViT):
+        return plan_macs(model, Plan(REGISTER, network.task, layout.grid, ()), layout)
+    if not isinstance(network, TaskViT):
+        return plan_macs(model, network.plan, layout)
+    backbone, task = model.backbone, network.task
+    longer = network.controlled.backbone.embed(image).layout
+    last = model.task(task).taps(backbone.num_blocks)[-1]
+    counts = token_counts(
+        backbone.num_blocks, longer, network.kept(), "between", network.restore
+    )
+    fewer = sum(block_macs(backbone, d, *pair) for d, pair in enumerate(counts[:last]))
+    return plan_macs(model, Plan(REGISTER, task, layout.grid, ()), layout)[0], fewer
 
 
 @torch.no_grad()
