@@ -8,7 +8,8 @@ differ between the images of a batch and sum to as many. A row such as redundanc
 uses the controller of that row's network of another task, as it is.
 
 Every row starts from the same heads, sees the same views in the same order for the same
-number of steps, and removes as many patches; rows differ in what removes them. The row
+number of steps, and removes as many patches; rows differ in what removes them, and those
+that learn no counts remove as many at each depth. The row
 teacher learns from labels alone, and removes nothing; with --distill every other row learns
 from its outputs as well. Networks are kept in OUT, the record is written after every row,
 and a row in it is not trained again.
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 
 import foveate as fv
+from foveate.adaptive.allocation import split_evenly
 from foveate.adaptive.checkpoint import open_controller, open_pruned, save_pruned
 from foveate.adaptive.controller import Pruning
 from foveate.cli.train import pruned_record
@@ -30,8 +32,9 @@ from foveate.evaluation.evaluate import collect, open_trial
 from foveate.evaluation.metrics import paired_intervals
 from foveate.evaluation.pruned import pruned_macs, time_pruned
 from foveate.models.checkpoint import HeadSpec, read_checkpoint
+from foveate.reduction.presets import plan_for
 from foveate.reduction.reduced_vit import reduce
-from foveate.training.config import Method, Source
+from foveate.training.config import Source
 from foveate.training.loop import Recipe
 from foveate.training.pruned import TapCourse, train_pruned
 from foveate.training.views import Views
@@ -53,6 +56,11 @@ LEARNED = {
     "register-merge-fuse": {"action": "merge", "fuse_last": 1},
     "register-fuse": {"fuse_last": 1},
     "redundancy-static": {"redundancy": True, "allocation": "static"},
+    "redundancy-merge-static": {
+        "redundancy": True,
+        "action": "merge",
+        "allocation": "static",
+    },
     "redundancy-stand-ins": {"redundancy": True, "stand_ins": 4},
     "one-way": {"one_way": True},
     "static-allocation": {"allocation": "static"},
@@ -125,12 +133,20 @@ def course_of(row: str, task: str, model, options) -> TapCourse:
         held = open_controller(options.out / "networks" / known)
         return replace(course, pruning=held.pruning, controller=held)
     if row in LEARNED:
-        least = (remove // 4,) * (len(depths) - 1) + (0,)
+        even = LEARNED[row].get("allocation") == "static"
+        least = () if even else (remove // 4,) * (len(depths) - 1) + (0,)
         pruning = Pruning(depths, remove, least, **LEARNED[row])
         return replace(course, pruning=pruning)
+    left, counts = patches, {}
+    for depth, count in zip(
+        depths, split_evenly(Pruning(depths, remove).limits), strict=True
+    ):
+        left -= count
+        counts[depth] = left
+    side = model.transform.size
+    grid = (side // high, side // wide)
     settings = {"alpha": options.alpha, **STATIC[row]}
-    plan = Method(row, depths, options.keep, **settings).plan(model, task)
-    return replace(course, plan=plan)
+    return replace(course, plan=plan_for(model, row, task, grid, counts, **settings))
 
 
 def _scenes(data: Path, part: str, num: int, seed: int) -> Source:
