@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foveate.adaptive.controller import Controller, Pruning
 from foveate.adaptive.full_vit import FullViT
-from foveate.adaptive.lora import add_lora, load_lora, lora_state, share
+from foveate.adaptive.lora import add_lora, load_lora, lora_state, share, without_lora
 from foveate.adaptive.task_vit import TaskViT
 from foveate.backbones.recomputed import innermost
 from foveate.models import Model, check_weights, open_model
@@ -23,7 +23,7 @@ from foveate.models.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from foveate.models.digest import model_hash
+from foveate.models.digest import weights_hash
 from foveate.reduction.plan import Plan
 from foveate.reduction.reduced_vit import ReducedViT
 
@@ -51,7 +51,7 @@ def save_pruned(
     record: dict[str, Any] = {
         "kind": kind,
         "model": base.name,
-        "model_hash": model_hash(base.backbone),  # type: ignore[arg-type]  # a module
+        "model_hash": weights_hash(without_lora(base.backbone)),  # type: ignore[arg-type]
         "size": base.transform.size,
         "task": task,
         "tasks": {task: asdict(spec)},
@@ -86,7 +86,8 @@ def open_pruned(folder: Path, base: Model | None = None) -> Network:
         Called with images, gives the raw output of its task.
 
     Raises:
-        ValueError: If it is no such checkpoint, or of other weights.
+        ValueError: If it is no such checkpoint, or of other weights, or ``base`` holds a
+            low-rank update for its task already.
     """
     record = read_checkpoint(folder)
     kind, task = record.get("kind"), str(record.get("task"))
@@ -97,12 +98,14 @@ def open_pruned(folder: Path, base: Model | None = None) -> Network:
     base = base or open_model(record["model"], record["size"])
     weights = read_weights(folder)
     model, lora = _with_backbone(base, record, weights, folder)
-    model = add_heads(model, load_tasks(folder, model, record["tasks"])).eval()
+    device = next(model.parameters()).device
+    heads: dict[str, Any] = dict(load_tasks(folder, model, record["tasks"]))
+    model = add_heads(model, {name: head.to(device) for name, head in heads.items()}).eval()
     if record.get("plan") is not None:
         return ReducedViT(model, Plan.from_record(record["plan"])).eval()
     if record.get("pruning") is None:
         return FullViT(model, task, lora).eval()
-    controller = open_controller(folder).to(next(model.parameters()).device)
+    controller = open_controller(folder).to(device)
     return TaskViT(model, task, controller, tuple(record["grid"]), lora).eval()
 
 
@@ -132,14 +135,11 @@ def _with_backbone(
     base: Model, record: Mapping[str, Any], weights: Mapping[str, Tensor], folder: Path
 ) -> tuple[Model, str | None]:
     """Model with the backbone as it was trained, and the name of its low-rank update."""
-    backbone: Any = base.backbone
     if record["kind"] == "tap-f":
         task = record["task"]
-        has = any(f".{task}." in name for name in backbone.state_dict() if "lora" in name)
-        model = base if has else share(base)
-        if not has:
-            _check_hash(base, record, folder)
-            add_lora(model, task, record["rank"])
+        _check_hash(base, record, folder)
+        model = share(base)
+        add_lora(model, task, record["rank"])
         load_lora(model, task, _part("lora", weights))
         return model.requires_grad_(False), task
     model = copy.deepcopy(base)
@@ -150,9 +150,7 @@ def _with_backbone(
 
 def _check_hash(base: Model, record: Mapping[str, Any], folder: Path) -> None:
     backbone: Any = base.backbone
-    if any("lora" in name for name in backbone.state_dict()):
-        return  # further updates do not change what it was
-    found = model_hash(backbone)
+    found = weights_hash(without_lora(backbone))
     if found != record["model_hash"]:
         raise ValueError(
             f"checkpoint must be of the weights of {base.name} (hash {found[:12]}); "

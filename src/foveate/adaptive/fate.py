@@ -69,22 +69,28 @@ def carry_out(
         Tokens with K patches, and alpha; None if nothing is read back.
     """
     pruning = controller.pruning
-    device = tokens.x.device.type
-    with torch.no_grad(), torch.autocast(device, enabled=False):
-        lead = fate.alive & (fate.mask > 0.5)
-        here = torch.arange(lead.shape[1], device=lead.device)
-        keys = mean_keys(tokens, block)
-        speaker = torch.where(fate.alive & ~lead, nearest_lead(keys, lead), here)
     merges = pruning.action == "merge"
-    changed = _merged(tokens, fate, speaker) if merges else _masked(tokens, fate)
+    if not merges and not needs_grid:
+        return _masked(tokens, fate), None
+    lead = fate.alive & (fate.mask > 0.5)
+    # Autocast would round cosines to eight bits, in which the close ones tie.
+    with torch.autocast(tokens.x.device.type, enabled=False):
+        keys = mean_keys(tokens, block)
+        voices, weight = _speakers(keys, lead, fate.alive), None
+        changed = _merged(tokens, fate, voices[..., 0]) if merges else _masked(tokens, fate)
+        if needs_grid and pruning.stand_ins > 1:
+            voices, weight = blend_leads(keys, lead, pruning.stand_ins, pruning.blend)
     if not needs_grid:
         return changed, None
     alpha = controller.alpha(tokens.x[:, place_of(tokens, controller)])
-    if pruning.stand_ins == 1:
-        return remember(tokens, changed, speaker[..., None], alpha), alpha
-    with torch.autocast(device, enabled=False):
-        voices, weight = blend_leads(keys, lead, pruning.stand_ins, pruning.blend)
     return remember(tokens, changed, voices, alpha, weight), alpha
+
+
+@torch.no_grad()
+def _speakers(keys: Tensor, lead: Tensor, alive: Tensor) -> Tensor:
+    """Index of the patch that speaks for each, itself if it stays, ``(B, K, 1)``."""
+    here = torch.arange(lead.shape[1], device=lead.device)
+    return torch.where(alive & ~lead, nearest_lead(keys, lead), here)[..., None]
 
 
 def _masked(tokens: Tokens, fate: Fate) -> Tokens:

@@ -17,6 +17,7 @@ __all__ = [
     "share",
     "shared_copy",
     "use_lora",
+    "without_lora",
 ]
 
 M = TypeVar("M", bound=nn.Module)
@@ -143,6 +144,15 @@ def lora_state(model: Model, name: str) -> dict[str, Tensor]:
         if key.endswith(ending):
             found[key.removesuffix(f".{name}.weight")] = value
     return found
+
+
+def without_lora(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers as they were before any low-rank update was added."""
+    return {
+        name.replace(".base_layer.", "."): value
+        for name, value in module.state_dict().items()
+        if ".lora_" not in name
+    }
 
 
 def load_lora(model: Model, name: str, state: Mapping[str, Tensor]) -> None:

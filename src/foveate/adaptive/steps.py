@@ -109,7 +109,7 @@ class Ledger:
             backwards; None before the first depth.
         counts: What has been taken at each depth, ``(B,)`` each, differentiable.
         alphas: What each depth gives back.
-        scores: Log attention at each depth, ``(B, N)``.
+        scores: What patches were ranked by at each depth, ``(B, N)``.
         masks: What was kept at each depth, ``(B, N)``.
     """
 

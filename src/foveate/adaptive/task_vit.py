@@ -29,7 +29,8 @@ class Insight:
     Attributes:
         counts: Removed at each depth, ``(B, depths)``.
         alphas: Share of the offset that comes back, ``(B, depths)``; None if nothing does.
-        scores: Log attention at each depth, ``(B, depths, N)``.
+        scores: What patches were ranked by at each depth, ``(B, depths, N)``; see
+            :func:`~foveate.adaptive.steps.selection_score`.
         kept: What stayed at each depth, ``(B, depths, N)``, bool.
     """
 
@@ -121,7 +122,7 @@ class TaskViT(nn.Module):
                 return self._gathered(images, self._restored(self._padded()))
         if counting is None and not self.training:
             return self._gathered(images, self.steps())
-        return self._masked(images, counting or "learned")[0]
+        return self._decode(self._masked(images, counting or "learned")[0])
 
     def steps(self) -> dict[int, list[Step]]:
         """Steps of the gathered form, by depth, for the model ``controlled``."""
@@ -196,7 +197,8 @@ class TaskViT(nn.Module):
             recover(kept[d]) if self.needs_grid else kept[d] for d in taps
         ])
 
-    def _masked(self, images: Tensor, counting: str) -> tuple[Tensor, Ledger]:
+    def _masked(self, images: Tensor, counting: str) -> tuple[list[Tokens], Ledger]:
+        """What the decoder reads, and what was decided."""
         taps, tokens = self._start(images)
         backbone = self.controlled.backbone
         pruning = self.controller.pruning
@@ -210,7 +212,7 @@ class TaskViT(nn.Module):
             steps[self.restore] = [MaskedRestore()]
         kept = run(backbone, tokens, 0, taps[-1], steps, taps)[1]
         read = [read_masked(kept[d]) if self.needs_grid else kept[d] for d in taps]
-        return self._decode(read), ledger
+        return read, ledger
 
     def _decode(self, read: Sequence[Tokens]) -> Tensor:
         """Raw output. A decoder that pools must not take the register for a patch."""

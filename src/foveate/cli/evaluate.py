@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from foveate.evaluation.evaluate import Evaluation
 
 Checkpoint = Annotated[
-    Path | None, Option(help="Folder of a training, in place of --model and --task.")
+    Path | None,
+    Option(help="Folder of a training, in place of --model; of heads, --task says which."),
 ]
 Data = Annotated[
     Path, Option(help="Data set, as of COCO, ADE20K, ImageNet, NYU.", show_default=False)
@@ -49,6 +50,11 @@ def evaluate(
     with terminal.progress_bar("evaluate") as progress:
         settings = (common.batch_size, common.seed, progress)
         if checkpoint is not None and _is_pruned(checkpoint):
+            if wanted is not None:
+                raise ValueError(
+                    f"plan must not be given for a checkpoint that is pruned; got '{plan}' "
+                    f"for '{checkpoint}'."
+                )
             found = _of_pruned(common, checkpoint, labelled, *settings)
         else:
             model = open_model(common)

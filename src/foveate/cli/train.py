@@ -1,8 +1,7 @@
 """The commands under ``train``: heads, and task registers."""
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,11 @@ from typer import Option, Typer
 
 from foveate.cli.inputs import find_device
 from foveate.cli.options import Common, laid_flat
+from foveate.cli.training_log import Log, is_main_process
 
 if TYPE_CHECKING:
+    from torch import device
+
     from foveate.models import Model
     from foveate.models.checkpoint import HeadSpec
     from foveate.training.loop import Training
@@ -50,7 +52,7 @@ def heads(common: Common, config: Config) -> None:
     with terminal.progress_bar("features") as progress:
         state = common.out / "state"
         found = train_heads(model, data, courses, views, state, progress, _print_state)
-    if not _is_main_process():
+    if not is_main_process():
         return
     trained = with_heads(model, found)
     save_heads(common.out, trained, {name: each.spec for name, each in found.items()})
@@ -91,12 +93,29 @@ def heads(common: Common, config: Config) -> None:
 
 
 def _open(common: Common, name: str, size: int) -> "Model":
-    import torch
-
     from foveate.models import open_model
 
-    model = open_model(name, size or None)
-    return model.to(find_device(common.device), getattr(torch, common.dtype))
+    if common.dtype != "float32":
+        raise ValueError(
+            f'dtype must be float32 in training; got {common.dtype}: precision = "bf16" of '
+            "a recipe computes in bfloat16."
+        )
+    return open_model(name, size or None).to(_device(common))
+
+
+def _device(common: Common) -> "device":
+    """Where to train: of several processes, each has an accelerator of its own."""
+    import torch
+    from accelerate import PartialState
+
+    asked = find_device(common.device)
+    if asked.type == "cpu":
+        return asked
+    if PartialState().num_processes > 1:
+        return PartialState().device
+    if asked.index is not None:
+        torch.accelerator.set_device_index(asked.index)
+    return asked
 
 
 def _count(module: Any) -> int:  # noqa: ANN401 - a module
@@ -138,6 +157,7 @@ def _train_pruned(common: Common, config: Path, form: "Form") -> None:
     from foveate.report import terminal
     from foveate.report.records import check_directory, write_record
     from foveate.training.config import TapConfig, read_config
+    from foveate.training.digest import training_digest
     from foveate.training.pruned import train_pruned
 
     check_directory(common.out)
@@ -146,13 +166,20 @@ def _train_pruned(common: Common, config: Path, form: "Form") -> None:
     spec = _head_spec(Path(wanted.model), wanted.task)
     course = wanted.course(form, base, common.seed)
     data = wanted.data.open(base.transform.size)
+    classes = data.classes_for(spec.kind)
+    if classes != spec.classes:
+        raise ValueError(
+            f"data must have the {len(spec.classes)} classes of the head of "
+            f"'{wanted.task}'; {data.name} has {len(classes)}, or others."
+        )
     val = wanted.val.open(base.transform.size) if wanted.val else None
     views = wanted.views(data, base.transform, common.seed)
     log = Log(common.out / "train.jsonl", course.recipe.steps)
-    state = common.out / "state" / "train.state"
+    digest = training_digest(base, views, course.record())
+    state = common.out / "state" / f"{digest}.state"
     with terminal.progress_bar("train") as log.progress:
         found = train_pruned(base, course, views, state, log)
-    if not _is_main_process():
+    if not is_main_process():
         return
     save_pruned(common.out, form, found.network, base, spec, course.rank)
     record = pruned_record(found, form, course, len(views))
@@ -167,30 +194,6 @@ def _train_pruned(common: Common, config: Path, form: "Form") -> None:
     )
     _print_pruned(record)
     terminal.print_text(f"Wrote {file}")
-
-
-class Log:
-    """Follows a training: a line of JSON at every validation, and the progress bar.
-
-    Args:
-        file: Lines go there, after those of the run that this one continues.
-        steps: Updates in all.
-    """
-
-    def __init__(self, file: Path, steps: int) -> None:
-        self.file, self.steps = file, steps
-        self.progress: Callable[[int, int], None] | None = None
-        self.started = time.perf_counter()
-
-    def __call__(self, now: "Training") -> None:
-        """Note where training stands."""
-        seconds = time.perf_counter() - self.started
-        line = {"step": now.step, "loss": now.losses[-1], "seconds": seconds}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
-        if self.progress is not None:
-            self.progress(now.step, self.steps)
 
 
 def pruned_record(
@@ -229,13 +232,6 @@ def pruned_record(
         record["counts"] = network.controller.counts.tolist()
         record["alpha"] = found.alphas
     return record
-
-
-def _is_main_process() -> bool:
-    """Whether this process, of those that accelerate has launched, writes and scores."""
-    from accelerate import PartialState
-
-    return bool(PartialState().is_main_process)
 
 
 def _head_spec(folder: Path, task: str) -> "HeadSpec":

@@ -1,7 +1,5 @@
 """Heads trained on the features of a frozen backbone, which are computed once."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,9 +13,9 @@ from foveate.data.labelled import LabelledImages, Target
 from foveate.forward import run
 from foveate.models import Model
 from foveate.models.checkpoint import HeadSpec, add_heads
-from foveate.models.digest import model_hash
 from foveate.tasks import TrainableTask
 from foveate.tokens import Layout
+from foveate.training.digest import training_digest
 from foveate.training.loop import Batch, Recipe, Training, fit
 from foveate.training.views import Views
 
@@ -165,7 +163,7 @@ def train_heads(
             features,
             _loss,
             course.recipe,
-            state=state and state / f"{name}-{_digest(model, data, views, course)}.state",
+            state=state and state / f"{name}-{_digest(model, views, course)}.state",
             watch=None if watch is None else _named(watch, name),
         )
         spec = HeadSpec(
@@ -236,9 +234,5 @@ def _named(watch: Watch, name: str) -> Callable[[Training], None]:
     return lambda training: watch(name, training)
 
 
-def _digest(model: Model, data: LabelledImages, views: Views, course: HeadCourse) -> str:
-    """Name that no other training shares."""
-    what = [views.num, views.augment, views.seed, data.name, len(data), [*data.files[:100]]]
-    backbone: Any = model.backbone
-    said = json.dumps([model_hash(backbone), asdict(course), what], default=str)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+def _digest(model: Model, views: Views, course: HeadCourse) -> str:
+    return training_digest(model, views, asdict(course))

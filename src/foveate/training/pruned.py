@@ -2,8 +2,8 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from foveate.adaptive.task_vit import TaskViT, open_task_vit
 from foveate.backbones.recomputed import Recomputed
 from foveate.models import Model
 from foveate.models.checkpoint import add_heads
+from foveate.models.digest import model_hash
 from foveate.reduction.plan import Plan
 from foveate.reduction.reduced_vit import ReducedViT, reduce
 from foveate.training.loop import Batch, Recipe, Training, Watch, fit
@@ -63,6 +64,11 @@ class TapCourse:
     distill: float = 0.0
     recompute: bool = False
     controller: Controller | None = None
+
+    def record(self) -> dict[str, Any]:
+        """All of it, as JSON or text; the controller by its digest."""
+        held = None if self.controller is None else model_hash(self.controller)
+        return {**asdict(replace(self, controller=None)), "controller": held}
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -116,7 +122,8 @@ def build_pruned(
         they are by part.
 
     Raises:
-        ValueError: If course and model do not fit together.
+        ValueError: If course and model do not fit together, or the backbone that ``tap-f``
+            leaves as it is has not been frozen.
     """
     own, parts, lora = _trainable(model, course)
     if course.pruning is not None:
@@ -175,7 +182,7 @@ def train_pruned(
     examples = Examples(views)
     recipe = course.recipe
     if course.form == "tap-j":
-        slow = dict.fromkeys(_backbone_names(network), course.backbone_rate)
+        slow = {"network.model.backbone.": course.backbone_rate}
         recipe = replace(recipe, factors={**slow, **recipe.factors})
     started = time.perf_counter()
     guide = None
@@ -186,7 +193,7 @@ def train_pruned(
     network.requires_grad_(False).eval()
     frozen: tuple[float | None, list[float] | None] = (None, None)
     if isinstance(network, TaskViT):
-        frozen = _freeze(network, views, course, images)
+        frozen = _freeze(network, views, course)
     seconds = time.perf_counter() - started
     return Pruned(network, own, training, parts, seconds, *frozen)
 
@@ -207,6 +214,14 @@ def _trainable(model: Model, course: TapCourse) -> tuple[Model, dict[str, int], 
         backbone.requires_grad_(True)
         parts["backbone"] = sum(p.numel() for p in backbone.parameters())
         return _with_head(own, course, head), parts, None
+    loose = [
+        n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n
+    ]
+    if loose:
+        raise ValueError(
+            "model must be frozen for tap-f, by requires_grad_(False); gradients are "
+            f"required by {len(loose)} weights, {loose[0]} among them."
+        )
     own = share(model)
     parts["lora"] = add_lora(own, course.task, course.rank)
     for parameter in lora_parameters(own, course.task):
@@ -222,24 +237,21 @@ def _with_head(model: Model, course: TapCourse, head: Any) -> Model:  # noqa: AN
     return add_heads(model, {course.task: head})
 
 
-def _backbone_names(network: nn.Module) -> Sequence[str]:
-    """How the names of the backbone's weights begin, as the loop sees them."""
-    return ("network.model.backbone.", "network.controlled.backbone.inner.")
-
-
 def _freeze(
-    vit: TaskViT, views: Views, course: TapCourse, images: Tensor
+    vit: TaskViT, views: Views, course: TapCourse
 ) -> tuple[float, list[float] | None]:
     """Freeze the counts; how far masked and gathered outputs are apart, and alphas."""
-    number = max(1, min(course.calibrate, len(views)))
-    size = course.recipe.batch_size
+    like, recipe = next(vit.parameters()), course.recipe
+    # Data sets come sorted by class, so that the first views would be of a single one.
+    order = torch.randperm(len(views), generator=Generator().manual_seed(recipe.seed))
     batches = [
-        torch.stack([views[i].image for i in range(first, min(first + size, number))])
-        for first in range(0, number, size)
+        torch.stack([views[int(i)].image for i in part]).to(like)
+        for part in order[: max(1, course.calibrate)].split(recipe.batch_size)
     ]
-    vit.calibrate([batch.to(images) for batch in batches])
-    alphas = [vit.look(batch.to(images)).alphas for batch in batches]
+    vit.calibrate(batches)
+    alphas = [vit.look(batch).alphas for batch in batches]
     known = [each for each in alphas if each is not None]
+    images = batches[0][:1]
     with torch.no_grad():
         masked, gathered = vit(images, "frozen"), vit(images)
     difference = float((masked - gathered).norm() / gathered.norm())
