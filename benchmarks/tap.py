@@ -18,59 +18,25 @@ and a row in it is not trained again.
 import argparse
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import foveate as fv
-from foveate.adaptive.allocation import split_evenly
-from foveate.adaptive.checkpoint import open_controller, open_pruned, save_pruned
-from foveate.adaptive.controller import Pruning
+from foveate.adaptive.checkpoint import open_pruned, save_pruned
 from foveate.cli.train import pruned_record
 from foveate.evaluation.evaluate import collect, open_trial
 from foveate.evaluation.metrics import paired_intervals
 from foveate.evaluation.pruned import pruned_macs, time_pruned
 from foveate.models.checkpoint import HeadSpec, read_checkpoint
-from foveate.reduction.presets import plan_for
 from foveate.reduction.reduced_vit import reduce
+from foveate.report.records import write_record
 from foveate.training.config import Source
-from foveate.training.loop import Recipe
-from foveate.training.pruned import TapCourse, train_pruned
+from foveate.training.pruned import train_pruned
 from foveate.training.views import Views
+from tap_rows import LEARNED, STATIC, UNTRAINED, WHOLE, course_of
 
-STATIC = {
-    "evit": {},
-    "tome": {},
-    "random": {},
-    "coverage": {},
-    "diffrate": {},
-    "cropr": {"fuse_last": 1},
-    "foveate-oracle": {"options": {"num_probes": 16}},
-}
-LEARNED = {
-    "register": {},
-    "register-merge": {"action": "merge"},
-    "redundancy": {"redundancy": True},
-    "redundancy-merge": {"redundancy": True, "action": "merge"},
-    "register-merge-fuse": {"action": "merge", "fuse_last": 1},
-    "register-fuse": {"fuse_last": 1},
-    "redundancy-static": {"redundancy": True, "allocation": "static"},
-    "redundancy-merge-static": {
-        "redundancy": True,
-        "action": "merge",
-        "allocation": "static",
-    },
-    "redundancy-stand-ins": {"redundancy": True, "stand_ins": 4},
-    "one-way": {"one_way": True},
-    "static-allocation": {"allocation": "static"},
-    "alpha-0": {"recovery": 0.0},
-    "alpha-1": {"recovery": 1.0},
-    "class-token": {"selection": "class"},
-    "class-token-static": {"selection": "class", "allocation": "static"},
-}
-UNTRAINED = ("foveate-oracle",)
-WHOLE = ("teacher", "unpruned")
+SAME = ("num", "keep", "depths", "steps", "batch_size", "learning_rate", "distill")
 
 
 class ByImage(torch.nn.Module):
@@ -101,52 +67,6 @@ class Remembered(torch.nn.Module):
             for i, raw in zip(new, self.network(images[new]), strict=True):
                 self.known[keys[i]] = raw.half()
         return torch.stack([self.known[key] for key in keys]).float()
-
-
-def course_of(row: str, task: str, model, options) -> TapCourse:
-    """What a row trains."""
-    recipe = Recipe(
-        options.steps,
-        options.batch_size,
-        options.learning_rate,
-        seed=options.seed,
-        validate_every=max(1, options.steps // 6),
-        weight_decay=0.05,
-    )
-    course = TapCourse(
-        options.form,
-        task,
-        recipe,
-        backbone_rate=options.backbone_rate,
-        rank=options.rank,
-        distill=0.0 if row == "teacher" else options.distill,
-    )
-    if row in WHOLE:
-        return course
-    depths = tuple(int(d) for d in options.depths.split(","))
-    high, wide = model.backbone.patch_size
-    patches = (model.transform.size // high) * (model.transform.size // wide)
-    remove = patches - round(patches * options.keep)
-    row, plus, other = row.partition("+")
-    if plus:
-        known = f"{options.form}-{other}-{row}-{options.seed}"
-        held = open_controller(options.out / "networks" / known)
-        return replace(course, pruning=held.pruning, controller=held)
-    if row in LEARNED:
-        even = LEARNED[row].get("allocation") == "static"
-        least = () if even else (remove // 4,) * (len(depths) - 1) + (0,)
-        pruning = Pruning(depths, remove, least, **LEARNED[row])
-        return replace(course, pruning=pruning)
-    left, counts = patches, {}
-    for depth, count in zip(
-        depths, split_evenly(Pruning(depths, remove).limits), strict=True
-    ):
-        left -= count
-        counts[depth] = left
-    side = model.transform.size
-    grid = (side // high, side // wide)
-    settings = {"alpha": options.alpha, **STATIC[row]}
-    return replace(course, plan=plan_for(model, row, task, grid, counts, **settings))
 
 
 def _scenes(data: Path, part: str, num: int, seed: int) -> Source:
@@ -182,11 +102,102 @@ def clock_of(folder, views):
         "peak_memory_ratio",
         "images_per_second",
     )
-    return {name: clock.record()[name] for name in names} if clock else {}
+    return {name: clock.record()[name] for name in names} if clock else None
 
 
-def main() -> None:
-    """Train, score, and write the record after each row."""
+def scores_of(full, found) -> dict:
+    """A row's scores, and their differences from the unpruned row once there is one."""
+    sides = paired_intervals(full or found, found, 0)
+    return {
+        side: {name: each.record() for name, each in scores.items()}
+        for side, scores in sides.items()
+        if full or side == "reduced"
+    }
+
+
+def ratio_of(network, image) -> float | None:
+    """Multiply-adds of the unpruned model over the network's; None if it is by batch."""
+    if isinstance(network, ByImage):
+        return None
+    whole, fewer = pruned_macs(network, image)
+    return whole / fewer
+
+
+class Bench:
+    """Rows under one recipe, and their record."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.model = fv.open_model(options.model)
+        self.size = self.model.transform.size
+        data = _scenes(options.data, "train", options.num, 0).open(self.size)
+        self.val = _scenes(options.data, "val", options.val, 1).open(self.size)
+        self.views = Views(data, self.model.transform)
+        self.file = options.out / "tap.json"
+        found = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.records: dict[str, dict] = found
+        self.settings = {name: getattr(options, name) for name in SAME}
+        if any(record["settings"] != self.settings for record in found.values()):
+            raise SystemExit(f"--out must be new or of the same settings; got {self.file}.")
+        options.out.mkdir(parents=True, exist_ok=True)
+
+    def key(self, task: str, row: str) -> str:
+        """Name of a row in the record."""
+        return f"{self.options.form}/{task}/{row}/{self.options.seed}"
+
+    def folder(self, task: str, row: str) -> Path:
+        """Where a row's network is kept."""
+        return self.options.out / "networks" / self.key(task, row).replace("/", "-")
+
+    def time(self, task: str, row: str) -> None:
+        """Time a network that is kept; its frozen counts, that is."""
+        if "@" not in row and row not in UNTRAINED:
+            clock = clock_of(self.folder(task, row), self.views)
+            self.records[self.key(task, row)]["clock"] = clock
+            write_record(self.file, self.records)
+
+    def rows(self, task: str) -> None:
+        """Train and score the rows of a task; the unpruned one is scored every time."""
+        said = read_checkpoint(self.options.model)["tasks"][task]
+        spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
+        trial = open_trial(self.model, task, self.val)
+        full = teacher = None
+        for row in self.options.rows.split(","):
+            if full is None and row not in WHOLE:
+                raise SystemExit("--rows must have unpruned before what is pruned.")
+            if self.key(task, row) in self.records and row != "unpruned":
+                continue
+            if row != "teacher" and self.options.distill and teacher is None:
+                teacher = Remembered(open_pruned(self.folder(task, "teacher")))
+            network, record = self.network(task, row, spec, teacher)
+            like = next(self.model.parameters())
+            found = collect([network], trial, self.val, 16, like)[0]
+            full = found if row == "unpruned" else full
+            self.records[self.key(task, row)] = {
+                "clock": None,
+                **record,
+                "scores": scores_of(full, found),
+                "mac_ratio": ratio_of(network, self.views[0].image[None]),
+                "num_val": len(self.val),
+                "size": self.size,
+                "settings": self.settings,
+            }
+            write_record(self.file, self.records)
+            print(task, row, json.dumps(scores_of(full, found)), flush=True)
+
+    def network(self, task: str, row: str, spec: HeadSpec, teacher):
+        """The network of a row, kept or trained now, and what is known of its training."""
+        record = self.records.get(self.key(task, row.partition("@")[0]))
+        if record is not None:
+            known = {k: v for k, v in record.items() if k != "clock" or "@" not in row}
+            return kept(self.folder(task, row)), known
+        course = course_of(row, task, self.model, self.options)
+        folder = self.folder(task, row)
+        return trained(self.model, course, self.views, folder, spec, teacher)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
@@ -208,53 +219,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", action="store_true", help="time kept networks, no more")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, score, and write the record after each row; or time what is kept."""
+    options = arguments()
     torch.set_num_threads(options.threads)
-    model = fv.open_model(options.model)
-    size = model.transform.size
-    data = _scenes(options.data, "train", options.num, 0).open(size)
-    val = _scenes(options.data, "val", options.val, 1).open(size)
-    views = Views(data, model.transform)
-    file = options.out / "tap.json"
-    records = json.loads(file.read_text()) if file.exists() else {}
+    bench = Bench(options)
     for task in options.tasks.split(","):
-        said = read_checkpoint(options.model)["tasks"][task]
-        spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
-        trial = open_trial(model, task, val)
-        like = next(model.parameters())
-        full = teacher = None
-        for row in options.rows.split(","):
-            key = f"{options.form}/{task}/{row}/{options.seed}"
-            folder = options.out / "networks" / key.replace("/", "-")
-            if options.clock:
-                records[key]["clock"] = clock_of(folder, views)
-                file.write_text(json.dumps(records, indent=1))
-                continue
-            if row != "teacher" and options.distill and teacher is None:
-                known = folder.with_name(f"{options.form}-{task}-teacher-{options.seed}")
-                teacher = Remembered(open_pruned(known))
-            if key in records and row != "unpruned":
-                continue
-            record = records.get(key.split("@")[0] + f"/{options.seed}" * ("@" in key))
-            if record is None:
-                course = course_of(row, task, model, options)
-                network, record = trained(model, course, views, folder, spec, teacher)
-            else:
-                network = kept(folder)
-            found = collect([network], trial, val, 16, like)[0]
-            full = found if row in WHOLE else full
-            scores = paired_intervals(full, found, 0)
-            sides = {k: {n: e.record() for n, e in v.items()} for k, v in scores.items()}
-            inner = network.vit if isinstance(network, ByImage) else network
-            whole, fewer = pruned_macs(inner, views[0].image[None])
-            rest = {"num_val": len(val), "size": size, "mac_ratio": whole / fewer}
-            records[key] = {**record, "scores": sides, **rest}
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(records, indent=1))
-            print(key, record.get("seconds"), record.get("counts"), record.get("alpha"),
-                  {k: round(100 * v["value"], 2) for k, v in sides["difference"].items()},
-                  {k: round(100 * v["value"], 2) for k, v in sides["reduced"].items()},
-                  flush=True)  # fmt: skip
+        if options.clock:
+            for row in options.rows.split(","):
+                bench.time(task, row)
+        else:
+            bench.rows(task)
 
 
 if __name__ == "__main__":

@@ -17,26 +17,32 @@ SCORES = {
     "detection": ("box_ap", "mask_ap"),
 }
 HEAD = ("row", "removed", "alpha", "MACs", "speed-up", "overhead", "peak memory")
-CLOCK = ("speedup", "overhead_share", "peak_memory_ratio")
 HIGH, WIDE, LEFT = 120, 240, 40
 
 
 def numbers(record: dict) -> list[str]:
     """Cells of a row that do not depend on the task."""
     counts, alphas = record.get("counts"), record.get("alpha")
-    clock = record.get("clock") or {}
-    ratio = record.get("mac_ratio")
+    clock, ratio = record.get("clock"), record.get("mac_ratio")
+    times = ["", "", ""]
+    if clock:
+        fast = "{median:.2f} ({low:.2f} to {high:.2f})".format_map(clock["speedup"])
+        memory = clock["peak_memory_ratio"]
+        times = [fast, f"{100 * clock['overhead_share']:.1f} %"]
+        times.append("" if memory is None else f"{memory:.2f}")
     return [
         "/".join(map(str, counts)) if counts else "",
         "/".join(f"{a:.2f}" for a in alphas) if alphas else "",
         "" if ratio is None else f"{ratio:.2f}",
-        *("" if clock.get(n) is None else f"{clock[n]:.3f}" for n in CLOCK),
+        *times,
     ]
 
 
 def scores(record: dict, name: str) -> list[str]:
     """A score and its difference from the unpruned row, in points."""
     sides = record["scores"]
+    if "difference" not in sides:
+        return [f"{100 * sides['reduced'][name]['value']:.1f}", ""]
     apart = {k: 100 * v for k, v in sides["difference"][name].items() if v is not None}
     return [
         f"{100 * sides['reduced'][name]['value']:.1f}",
