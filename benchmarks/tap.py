@@ -9,10 +9,10 @@ uses the controller of that row's network of another task, as it is.
 
 Every row starts from the same heads, sees the same views in the same order for the same
 number of steps, and removes as many patches; rows differ in what removes them, and those
-that learn no counts remove as many at each depth. The row
-teacher learns from labels alone, and removes nothing; with --distill every other row learns
-from its outputs as well. Networks are kept in OUT, the record is written after every row,
-and a row in it is not trained again.
+that learn no counts remove as many at each depth. The row teacher learns from labels alone,
+and removes nothing; with --distill every other row learns from its outputs as well. Networks
+are kept in OUT, the record is written after every row, and a row in it is not trained again;
+--rescore scores it again, on more scenes say.
 """
 
 import argparse
@@ -157,7 +157,7 @@ class Bench:
             write_record(self.file, self.records)
 
     def rows(self, task: str) -> None:
-        """Train and score the rows of a task; the unpruned one is scored every time."""
+        """Train and score rows of a task; the unpruned one is scored whenever others are."""
         said = read_checkpoint(self.options.model)["tasks"][task]
         spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
         trial = open_trial(self.model, task, self.val)
@@ -165,7 +165,8 @@ class Bench:
         for row in self.options.rows.split(","):
             if full is None and row not in WHOLE:
                 raise SystemExit("--rows must have unpruned before what is pruned.")
-            if self.key(task, row) in self.records and row != "unpruned":
+            known = self.key(task, row) in self.records and not self.options.rescore
+            if known and row != "unpruned":
                 continue
             if row != "teacher" and self.options.distill and teacher is None:
                 teacher = Remembered(open_pruned(self.folder(task, "teacher")))
@@ -218,6 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", action="store_true", help="time kept networks, no more")
+    parser.add_argument("--rescore", action="store_true", help="score kept networks again")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
