@@ -10,9 +10,9 @@ uses the controller of that row's network of another task, as it is.
 Every row starts from the same heads, sees the same views in the same order for the same
 number of steps, and removes as many patches; rows differ in what removes them, and those
 that learn no counts remove as many at each depth. The row teacher learns from labels alone,
-and removes nothing; with --distill every other row learns from its outputs as well. Networks
-are kept in OUT, the record is written after every row, and a row in it is not trained again;
---rescore scores it again, on more scenes say.
+and removes nothing; with --distill every other row learns from its outputs as well.
+Networks are kept in OUT, the record is written after every row, and a row in it is not
+trained again; --rescore scores it again, on more scenes say.
 """
 
 import argparse
@@ -157,7 +157,7 @@ class Bench:
             write_record(self.file, self.records)
 
     def rows(self, task: str) -> None:
-        """Train and score rows of a task; the unpruned one is scored whenever others are."""
+        """Train and score rows; the unpruned one is scored whenever others are."""
         said = read_checkpoint(self.options.model)["tasks"][task]
         spec = HeadSpec(**{**said, "classes": tuple(said["classes"])})
         trial = open_trial(self.model, task, self.val)
