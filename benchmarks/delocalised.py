@@ -6,7 +6,8 @@
 The decoder is linear: 16 numbers from all patches after the block at the depth, by random
 weights of each place. No patch matters much more than another, so the ranking of patches is
 small differences; the head, taught exactly as for any task, says how much of it can be
-learned. The record has the diagnosis and its advice beside the head's rank correlation.
+learned. The record has the diagnosis and its advice beside the head's rank correlation, and
+what exact scores are worth against random ones, for this decoder and the class token.
 """
 
 import argparse
@@ -55,6 +56,18 @@ class Spread(nn.Module):
         return torch.einsum("bnc,noc->bo", patches, self.weight)
 
 
+def worth(model: Model, images: torch.Tensor, task: str, depth: int) -> dict:
+    """Error when half of the patches are dropped, by exact sensitivity and at random."""
+    rows = model.transform.size // model.backbone.patch_size[0]
+    settings = {"grid": (rows, rows), "counts": {depth: rows * rows // 2}, "alpha": 0.0}
+    methods = ("sensitivity", "random")
+    plans = [fv.plan_for(model, name, task, fuse_last=0, **settings) for name in methods]
+    found = fv.compare(model, plans, images, task=task).rows
+    return {
+        name: mean_and_error(row.errors) for name, row in zip(methods, found, strict=True)
+    }
+
+
 def main() -> None:
     """Diagnose, teach, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,7 +88,8 @@ def main() -> None:
     images = torch.stack(list(load_images(val, base.transform).images))
     layout = base.backbone.embed(images[:1]).layout
     head = Spread(options.depth + 1, layout.num_patches, base.backbone.num_channels)
-    model = Model(base.name, base.backbone, {"spread": head}, base.transform)
+    tasks = {"spread": head, "cls": base.tasks["cls"]}
+    model = Model(base.name, base.backbone, tasks, base.transform)
     some = images[: options.num_diagnosed]
     said = fv.diagnose(model, some, task="spread", depth=options.depth)
     recipe = Recipe(
@@ -96,6 +110,7 @@ def main() -> None:
         "regime": said.regime,
         "advice": said.advice,
         "spearman": mean_and_error(found.measures["spearman"]),
+        "errors": {task: worth(model, some, task, options.depth) for task in tasks},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1))
